@@ -1,0 +1,1 @@
+"""Collectors: granted groups in, whole scored groups out to the data plane."""

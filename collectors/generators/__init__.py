@@ -1,0 +1,1 @@
+"""Generators: what turns prompts into tokens."""

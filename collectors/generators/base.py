@@ -1,0 +1,46 @@
+"""What a collector asks of a generator."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from asyncrl.engine.weights.base import State
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRequest:
+    """Generate one completion a seed for one prompt."""
+
+    prompt_ids: tuple[int, ...]
+    seeds: tuple[int, ...]
+    max_new_tokens: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One completion. `logprobs` are those of the distribution that was sampled, one a token.
+
+    `spans` tile the tokens: (version, first, end). `finished` is False when `max_new_tokens` cut it.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    spans: tuple[tuple[int, int, int], ...]
+    finished: bool
+
+
+class Generator(Protocol):
+    """Asynchronous generation; cancelling a `generate` gives its place up."""
+
+    async def run(self) -> None:
+        """Serve requests until cancelled; raises what generation raised."""
+
+    async def generate(self, request: GroupRequest) -> Sequence[Completion]:
+        """Return one completion a seed, in order."""
+
+    async def update_weights(self, version: int, state: State) -> None:
+        """Swap all weights between two decode batches; return once the new ones are in force."""
+
+    def stats(self) -> dict[str, Any]:
+        """Return running and waiting requests, tokens generated and the version in force."""

@@ -1,0 +1,209 @@
+"""Generation in PyTorch: batched decoding with a key-value cache, on the model's own device.
+
+Requests that wait when a decode batch ends form the next one; weights are swapped between
+batches, so a completion is of one version. Randomness is a function of the sample's seed alone:
+sample i takes its t-th token where its t-th uniform number falls in the cumulated distribution.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from asyncrl.collectors.generators.base import Completion, GroupRequest
+from asyncrl.engine.errors import GenerationError, VersionError
+from asyncrl.engine.model.causal_lm import token_logprobs
+from asyncrl.engine.offload import Offload
+from asyncrl.engine.signal import Signal
+from asyncrl.engine.weights.base import State
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    request: GroupRequest
+    done: anyio.Event = field(default_factory=anyio.Event)
+    completions: list[Completion] = field(default_factory=list)
+    error: Exception | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Update:
+    version: int
+    state: State
+    done: anyio.Event = field(default_factory=anyio.Event)
+
+
+class TorchGenerator:
+    """`decode_samples` decode together at most; with `alone`, one group a batch, for exact repetition.
+
+    `offload` runs a blocking call where it does not stop the event loop (a thread), or in place.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        eos_id: int,
+        pad_id: int,
+        decode_samples: int,
+        alone: bool,
+        offload: Offload[Any],
+    ) -> None:
+        self._model = model
+        self._eos_id = eos_id
+        self._pad_id = pad_id
+        self._decode_samples = decode_samples
+        self._alone = alone
+        self._offload = offload
+        self._waiting: deque[_Waiting] = deque()
+        self._running = 0
+        self._update: _Update | None = None
+        self._changed = Signal()
+        self._version = 0
+        self._tokens = 0
+
+    async def run(self) -> None:
+        while True:
+            while not self._waiting and self._update is None:
+                await self._changed.wait_at_most(lambda: bool(self._waiting) or self._update is not None, 3600.0)
+            if self._update is not None:
+                await self._swap(self._update)
+                continue
+            batch = self._next_batch()
+            self._running = len(batch)
+            await self._serve(batch)
+            self._running = 0
+
+    async def generate(self, request: GroupRequest) -> Sequence[Completion]:
+        waiting = _Waiting(request)
+        self._waiting.append(waiting)
+        self._changed.notify()
+        try:
+            await waiting.done.wait()
+        finally:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+        if waiting.error is not None:
+            raise GenerationError(f"a decode batch failed: {waiting.error!r}") from waiting.error
+        return waiting.completions
+
+    async def update_weights(self, version: int, state: State) -> None:
+        if self._update is not None:
+            raise VersionError(f"update to version {version} while {self._update.version} is under way")
+        if version < self._version:
+            raise VersionError(f"generator serves version {self._version} and was given {version}")
+        update = self._update = _Update(version, state)
+        self._changed.notify()
+        try:
+            await update.done.wait()
+        finally:
+            if self._update is update:
+                self._update = None
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "running": self._running,
+            "waiting": len(self._waiting),
+            "tokens": self._tokens,
+            "version": self._version,
+        }
+
+    async def _serve(self, batch: Sequence[_Waiting]) -> None:
+        requests = [waiting.request for waiting in batch]
+        try:
+            completions = await self._offload(lambda: self._decode(requests))
+        except Exception as error:  # The edge of generation: the error goes to every request of the batch.
+            for waiting in batch:
+                waiting.error = error
+        else:
+            for waiting, done in zip(batch, completions, strict=True):
+                waiting.completions = done
+        for waiting in batch:
+            waiting.done.set()
+
+    async def _swap(self, update: _Update) -> None:
+        await self._offload(lambda: self._model.load_state_dict(dict(update.state), strict=True))
+        self._version = update.version
+        self._update = None
+        update.done.set()
+
+    def _next_batch(self) -> list[_Waiting]:
+        batch = [self._waiting.popleft()]
+        samples = len(batch[0].request.seeds)
+        while self._waiting and not self._alone:
+            nxt = self._waiting[0].request
+            same = nxt.temperature == batch[0].request.temperature
+            if not same or samples + len(nxt.seeds) > self._decode_samples:
+                break
+            samples += len(nxt.seeds)
+            batch.append(self._waiting.popleft())
+        return batch
+
+    @torch.inference_mode()
+    def _decode(self, requests: Sequence[GroupRequest]) -> list[list[Completion]]:
+        """Decode all samples of `requests` together (B rows), left-padded prompts, until all end."""
+        prompts = [request.prompt_ids for request in requests for _ in request.seeds]
+        limits = np.array([request.max_new_tokens for request in requests for _ in request.seeds])
+        steps = int(limits.max())
+        uniform = np.stack([_uniform(seed, steps) for request in requests for seed in request.seeds])
+        width = max(map(len, prompts))
+        ids = torch.tensor([[self._pad_id] * (width - len(p)) + list(p) for p in prompts])
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        draws = torch.from_numpy(uniform)
+        cache = DynamicCache(config=self._model.config)
+        temperature = requests[0].temperature
+        open_rows = torch.ones(len(prompts), dtype=torch.bool)
+        tokens, logprobs = [], []
+        last_allowed = torch.from_numpy(limits) - 1
+        for step in range(steps):
+            # The cache goes by position: transformers renames its keyword between versions.
+            logits = self._model(ids, mask, positions, cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+            chosen = _sample(logits, draws[:, step], temperature)
+            tokens.append(torch.where(open_rows, chosen, -1))
+            logprobs.append(token_logprobs(logits, chosen, temperature))
+            open_rows = open_rows & (chosen != self._eos_id) & (last_allowed > step)
+            if not open_rows.any():
+                break
+            ids = chosen.unsqueeze(1)
+            mask = torch.cat([mask, torch.ones(len(prompts), 1, dtype=mask.dtype)], dim=1)
+            positions = positions[:, -1:] + 1
+        return self._completions(requests, torch.stack(tokens, 1).tolist(), torch.stack(logprobs, 1).tolist())
+
+    def _completions(
+        self, requests: Sequence[GroupRequest], tokens: list[list[int]], logprobs: list[list[float]]
+    ) -> list[list[Completion]]:
+        out: list[list[Completion]] = []
+        row = 0
+        for request in requests:
+            group = []
+            for _ in request.seeds:
+                ids = tuple(token for token in tokens[row] if token >= 0)
+                self._tokens += len(ids)
+                group.append(
+                    Completion(
+                        token_ids=ids,
+                        logprobs=tuple(logprobs[row][: len(ids)]),
+                        spans=((self._version, 0, len(ids)),),
+                        finished=ids[-1] == self._eos_id,
+                    )
+                )
+                row += 1
+            out.append(group)
+        return out
+
+
+def _uniform(seed: int, count: int) -> np.ndarray[Any, Any]:
+    return np.random.Generator(np.random.Philox(seed)).random(count)
+
+
+def _sample(logits: torch.Tensor, draws: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Take, per row of (B, vocabulary), the token where `draws` (B, in [0, 1)) falls in the cumulated distribution."""
+    cumulated = torch.softmax(logits.double() / temperature, dim=-1).cumsum(-1)
+    picked = torch.searchsorted(cumulated, (draws * cumulated[:, -1]).unsqueeze(1), right=True).squeeze(1)
+    return picked.clamp(max=logits.shape[-1] - 1)

@@ -1,0 +1,34 @@
+"""A task: prompts, and a reward for a response. Subclass it and name it as `module:Class`."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from asyncrl.engine.records import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A reward and its named parts; each part becomes a tag that filters can read."""
+
+    value: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+class Task(ABC):
+    """Prompts are listed in the controller; `score` runs in the collector, in a thread.
+
+    A `score` that raises fails its sample (reason `score_error`); it is never reward 0.
+    """
+
+    @abstractmethod
+    def prompts(self) -> Sequence[Prompt]:
+        """Return all prompts of one epoch; ids are stable and unique."""
+
+    @abstractmethod
+    def score(self, prompt: Prompt, response: str) -> Reward | float:
+        """Reward one response (decoded, without the end token)."""
+
+    def examples(self) -> Sequence[tuple[str, str]]:
+        """Return (prompt, answer) pairs for the supervised warm-up."""
+        return [(prompt.text, prompt.answer) for prompt in self.prompts()]

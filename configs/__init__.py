@@ -1,0 +1,6 @@
+"""Configuration: frozen sections, presets, and how a run's values come together."""
+
+from asyncrl.configs.load import Loaded, Override, flatten, load, parse_set, preset_names
+from asyncrl.configs.schema import RunConfig
+
+__all__ = ["Loaded", "Override", "RunConfig", "flatten", "load", "parse_set", "preset_names"]

@@ -1,0 +1,177 @@
+"""From YAML to a RunConfig: default preset, then preset or file, then options, then `--set`.
+
+Each value remembers where it came from, and every error names the option as the user gave it.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from asyncrl.configs.schema import RunConfig
+from asyncrl.engine.errors import ConfigError
+
+DEFAULT_PRESET = "default"
+
+# Sections whose content is free: a map is one value there, not a level of keys.
+_FREE = ("task.options",)
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One value given outside a file; `source` is the option as typed."""
+
+    path: str
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A valid configuration, and per dotted path where its value came from."""
+
+    config: RunConfig
+    sources: Mapping[str, str]
+
+
+def preset_names() -> list[str]:
+    folder = resources.files("asyncrl.configs") / "presets"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def parse_set(text: str) -> Override:
+    """Parse `section.key=value`; the value is YAML."""
+    path, equals, value = text.partition("=")
+    if not equals or not path.strip():
+        raise ConfigError(f"--set {text}: write it as section.key=value")
+    try:
+        return Override(path.strip(), yaml.safe_load(value), f"--set {text}")
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {text}: the value is not YAML: {error}") from error
+
+
+def load(name_or_file: str = DEFAULT_PRESET, overrides: Sequence[Override] = (), filters: Sequence[str] = ()) -> Loaded:
+    """Resolve a configuration; ConfigError names option, value and range for whatever is wrong.
+
+    `filters` are appended to the chain, before `dynamic_sampling`.
+    """
+    tree: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    layers = [(DEFAULT_PRESET, _preset(DEFAULT_PRESET))]
+    if name_or_file != DEFAULT_PRESET:
+        layers.append(_named(name_or_file))
+    for name, layer in layers:
+        _merge(tree, layer, sources, name)
+    for override in overrides:
+        _assign(tree, override, sources)
+    if filters and isinstance(tree["filters"], list):
+        chain = list(tree["filters"])
+        at = next(
+            (i for i, f in enumerate(chain) if isinstance(f, dict) and f.get("name") == "dynamic_sampling"),
+            len(chain),
+        )
+        tree["filters"] = [*chain[:at], *({"name": name} for name in filters), *chain[at:]]
+        sources["filters"] = f"{sources['filters']}, --filter {' '.join(filters)}"
+    try:
+        return Loaded(RunConfig.model_validate(tree), sources)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(error, sources))) from None
+
+
+def flatten(config: RunConfig) -> dict[str, Any]:
+    """Return the configuration as dotted paths to values."""
+    return dict(_leaves(config.model_dump()))
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and path not in _FREE:
+            yield from _leaves(value, f"{path}.")
+        else:
+            yield path, value
+
+
+def _preset(name: str) -> dict[str, Any]:
+    text = (resources.files("asyncrl.configs") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+    tree = yaml.safe_load(text)
+    assert isinstance(tree, dict)
+    return tree
+
+
+def _named(name_or_file: str) -> tuple[str, dict[str, Any]]:
+    if name_or_file in preset_names():
+        return name_or_file, _preset(name_or_file)
+    path = Path(name_or_file)
+    if not path.is_file():
+        close = difflib.get_close_matches(name_or_file, preset_names(), n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"--config {name_or_file} is neither a file nor a preset ({', '.join(preset_names())}){hint}")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {name_or_file} is not YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"--config {name_or_file} must hold sections, not {type(tree).__name__}")
+    return name_or_file, tree
+
+
+def _merge(tree: dict[str, Any], layer: Mapping[str, Any], sources: dict[str, str], source: str) -> None:
+    for path, value in _leaves(layer):
+        _assign(tree, Override(path, value, source), sources)
+
+
+def _assign(tree: dict[str, Any], override: Override, sources: dict[str, str]) -> None:
+    *sections, last = override.path.split(".")
+    known: Any = RunConfig
+    for depth, name in enumerate([*sections, last]):
+        where = ".".join([*sections, last][:depth])
+        if where in _FREE:
+            break
+        fields = known.model_fields if isinstance(known, type) and issubclass(known, BaseModel) else {}
+        if name not in fields:
+            raise ConfigError(_unknown(override, where, name, list(fields)))
+        known = fields[name].annotation
+    if isinstance(known, type) and issubclass(known, BaseModel) and override.path not in _FREE:
+        raise ConfigError(
+            f"{override.source}: {override.path} is a section; set one of its keys: {', '.join(known.model_fields)}"
+        )
+    node = tree
+    for name in sections:
+        node = node.setdefault(name, {})
+    node[last] = override.value
+    sources[override.path] = override.source
+
+
+def _unknown(override: Override, where: str, name: str, known: Sequence[str]) -> str:
+    place = f"section {where!r}" if where else "the configuration"
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        hint = f"did you mean {'.'.join(filter(None, (where, close[0])))}?"
+    else:
+        elsewhere = [
+            f"{section}.{name}"
+            for section, field in RunConfig.model_fields.items()
+            if isinstance(field.annotation, type)
+            and issubclass(field.annotation, BaseModel)
+            and name in field.annotation.model_fields
+        ]
+        hint = f"did you mean {elsewhere[0]}?" if elsewhere else f"it has {', '.join(known) or 'no keys'}"
+    return f"{override.source}: {place} has no key {name!r}; {hint}"
+
+
+def _explain(error: ValidationError, sources: Mapping[str, str]) -> Iterator[str]:
+    for problem in error.errors():
+        path = ".".join(str(part) for part in problem["loc"])
+        message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
+        if not path:
+            yield message
+            continue
+        given = sources.get(path, sources.get(path.rpartition(".")[0], "the configuration"))
+        named = f"{given} ({path})" if given.startswith("--") else f"{path} (from {given})"
+        yield f"{named} is {problem.get('input')!r}; {message}"

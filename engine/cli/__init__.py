@@ -1,0 +1,41 @@
+"""The `asyncrl` command. Heavy imports come after parsing, so help answers at once."""
+
+from typing import Annotated
+
+import typer
+
+from asyncrl import __version__
+from asyncrl.engine.cli.config import show_config
+from asyncrl.engine.cli.doctor import doctor
+from asyncrl.engine.cli.train import train
+
+app = typer.Typer(
+    name="asyncrl",
+    help="Asynchronous reinforcement learning for language models, with bounded staleness.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("train")(train)
+app.command("config")(show_config)
+app.command("doctor")(doctor)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"asyncrl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

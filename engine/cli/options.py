@@ -1,0 +1,64 @@
+"""Options that commands share, and how they become a checked configuration."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from asyncrl.configs import Loaded, Override, load, parse_set, preset_names
+from asyncrl.engine.errors import ConfigError
+
+ConfigOption = Annotated[str, typer.Option("--config", help=f"A preset ({', '.join(preset_names())}) or a YAML file.")]
+FilterOption = Annotated[
+    list[str] | None,
+    typer.Option("--filter", help="Append a filter, module:Class, to the chain (repeatable)."),
+]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Set any value: section.key=value (repeatable).")]
+
+
+def resolve(
+    config: str, options: Sequence[tuple[str, str, Any]], filters: Sequence[str], sets: Sequence[str]
+) -> Loaded:
+    """Load a configuration; `options` are (option, path, value), unset where the value is None.
+
+    Ends the process with code 2 and a message for whatever is wrong.
+    """
+    # A console script does not have the user's folder on its path. Last, so that it shadows nothing.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        overrides = [Override(path, value, option) for option, path, value in options if value is not None]
+        loaded = load(config, [*map(parse_set, sets), *overrides], filters)
+        check_runnable(loaded)
+    except ConfigError as error:
+        fail(str(error))
+    return loaded
+
+
+def check_runnable(loaded: Loaded) -> None:
+    """Check what the configuration names: filters, task, checkpoint, prompts. ConfigError if not."""
+    from asyncrl.collectors.tasks import load_task
+    from asyncrl.filters import build_chain
+
+    config = loaded.config
+    build_chain(config.filters, min_live=config.rollout.min_live)
+    task = load_task(config.task.name, config.task.options)
+    if config.model.path is not None:
+        if not (Path(config.model.path) / "config.json").is_file():
+            raise ConfigError(
+                f"model.path (from {loaded.sources['model.path']}) is {config.model.path!r}; "
+                "it must be a folder with a Hugging Face checkpoint (config.json)"
+            )
+        return
+    from asyncrl.engine.model.tokenizer import CharTokenizer
+
+    for prompt in task.prompts():
+        CharTokenizer().encode(prompt.text)
+
+
+def fail(message: str) -> NoReturn:
+    """Print what is wrong and end with code 2."""
+    typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+    raise typer.Exit(2)

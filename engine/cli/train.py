@@ -1,0 +1,230 @@
+"""`asyncrl train`: check everything, start a world, run the controller, say how it ended."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from asyncrl.engine.cli.config import describe
+from asyncrl.engine.cli.options import ConfigOption, FilterOption, SetOption, fail, resolve
+
+if TYPE_CHECKING:
+    from asyncrl.configs import Loaded
+    from asyncrl.engine.controller import Controller
+    from asyncrl.engine.ending import Ending
+    from asyncrl.engine.events.ledger import Ledger
+    from asyncrl.engine.events.log import EventLog
+    from asyncrl.engine.events.progress import Progress
+
+
+def train(
+    config: ConfigOption = "default",
+    max_staleness: Annotated[
+        int | None, typer.Option(help="Largest age, in weight versions, of any token trained on; 0 is synchronous.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="End after this many training steps.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, prompt order and sampling.")] = None,
+    run_dir: Annotated[str | None, typer.Option(help="Folder for event log, logs and summary.")] = None,
+    runtime: Annotated[
+        Literal["ray", "local"] | None, typer.Option(help="Actors on Ray, or all in this process.")
+    ] = None,
+    filter_: FilterOption = None,
+    set_: SetOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, print the values, and stop.")] = False,
+) -> None:
+    """Train a model. Exit code 0: done; 1: failed; 2: bad input; 130: interrupted."""
+    options = [
+        ("--max-staleness", "rollout.max_staleness", max_staleness),
+        ("--steps", "run.steps", steps),
+        ("--seed", "run.seed", seed),
+        ("--run-dir", "run.directory", run_dir),
+        ("--runtime", "run.runtime", runtime),
+    ]
+    loaded = resolve(config, options, filter_ or [], set_ or [])
+    if dry_run:
+        typer.echo(describe(loaded))
+        return
+    directory = _make_directory(loaded)
+    raise typer.Exit(_train(loaded, directory))
+
+
+def _make_directory(loaded: Loaded) -> Path:
+    given = loaded.config.run.directory
+    path = Path(given) if given else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    if given and (path / "events.jsonl").exists():
+        fail(f"{loaded.sources['run.directory']} is {given!r}, which holds a run already; name a new folder")
+    number = 1
+    while not given and path.exists():
+        number += 1
+        path = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{number}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"{loaded.sources['run.directory']}: cannot make the folder {path}: {error}")
+    return path
+
+
+def _train(loaded: Loaded, directory: Path) -> int:
+    import anyio
+    import psutil
+    from rich.console import Console
+
+    from asyncrl.engine.cli.logs import log_to
+    from asyncrl.engine.cli.view import View, final_lines
+    from asyncrl.engine.events.ledger import Ledger
+    from asyncrl.engine.events.log import FILE_NAME, EventLog
+    from asyncrl.engine.events.progress import Progress
+    from asyncrl.engine.summary import FILE_NAME as SUMMARY
+    from asyncrl.engine.summary import summarise
+
+    console = Console(stderr=False)
+    rollout = loaded.config.rollout
+    console.print(
+        f"asyncrl train: task {loaded.config.task.name}, runtime {loaded.config.run.runtime}, max_staleness "
+        f"{rollout.max_staleness}, run-ahead {loaded.config.run_ahead_groups} groups, max_publish_lag "
+        f"{loaded.config.max_publish_lag}, seed {loaded.config.run.seed}, in {directory}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    ledger, progress = Ledger(), Progress()
+    with log_to(directory / "log.jsonl"):
+        events = EventLog(clock=time.monotonic, wall=time.time, folds=[ledger, progress], path=directory / FILE_NAME)
+        view = View(ledger=ledger, progress=progress, console=console, clock=time.monotonic)
+        run = _Run(loaded, events, ledger, progress, view)
+        ending = anyio.run(run.go)
+        summary = summarise(
+            ledger=ledger,
+            progress=progress,
+            ending=ending,
+            started_wall=psutil.Process().create_time(),
+            ended_wall=time.time(),
+            data_plane_keys_left=run.keys_left,
+        )
+        events.close()
+    (directory / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    for line in final_lines(summary, str(directory)):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if ending.error is not None:
+        _explain(ending, directory)
+    return ending.code
+
+
+def _explain(ending: Ending, directory: Path) -> None:
+    """Print the first cause of a failed run, with its traceback, and where to look."""
+    import traceback
+
+    typer.echo("".join(traceback.format_exception(ending.error)).rstrip(), err=True)
+    typer.secho(
+        f"error: {ending.reason.splitlines()[0]} (see {directory / 'log.jsonl'} and {directory / 'events.jsonl'})",
+        fg=typer.colors.RED,
+        err=True,
+    )
+
+
+class _Run:
+    """Ties world, controller, view and signals together for one run."""
+
+    def __init__(self, loaded: Loaded, events: EventLog, ledger: Ledger, progress: Progress, view: Any) -> None:
+        self._loaded = loaded
+        self._events = events
+        self._ledger = ledger
+        self._progress = progress
+        self._view = view
+        self._controller: Controller | None = None
+        self.keys_left: int | None = None
+
+    async def go(self) -> Ending:
+        import anyio
+
+        from asyncrl.engine.ending import INTERRUPTED, Ending, first_cause
+        from asyncrl.engine.events.types import RunEnded
+
+        ending = Ending(130, INTERRUPTED)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._obey_signals, tasks.cancel_scope)
+                tasks.start_soon(self._view.run)
+                ending = await self._in_world()
+                tasks.cancel_scope.cancel()
+        except Exception as error:  # The process's edge: a world that did not start or stop.
+            cause = first_cause(error)
+            ending = Ending(1, f"{type(cause).__name__}: {cause}", cause)
+        self._events.append(RunEnded(code=ending.code, reason=ending.reason))
+        return ending
+
+    async def _in_world(self) -> Ending:
+        from asyncrl.engine.controller import Controller
+        from asyncrl.engine.events.types import SCHEMA, RunStarted
+        from asyncrl.engine.lifecycle.base import PARTITION
+        from asyncrl.filters import build_chain
+
+        config = self._loaded.config
+        self._events.append(RunStarted(schema=SCHEMA, config=config.model_dump(), software=_software()))
+        async with AsyncExitStack() as stack:
+            if config.run.runtime == "ray":
+                from asyncrl.engine.lifecycle.ray_runtime import ray_cluster, ray_world
+
+                await stack.enter_async_context(ray_cluster())
+                world = await stack.enter_async_context(ray_world(config))
+            else:
+                from asyncrl.engine.lifecycle.local import local_world
+
+                world = await stack.enter_async_context(local_world(config))
+            self._controller = Controller(
+                config,
+                world,
+                chain=build_chain(config.filters, min_live=config.rollout.min_live, clock=time.monotonic),
+                events=self._events,
+                progress=self._progress,
+                clock=time.monotonic,
+            )
+            self._view.watch(self._controller)
+            ending = await self._controller.run()
+            self.keys_left = await self._controller.keys_left(PARTITION)
+            return ending
+
+    async def _obey_signals(self, scope: Any) -> None:
+        """First interrupt: finish the step, settle, exit 130. Second: end now, with every child process."""
+        import anyio
+
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            count = 0
+            async for _ in signals:
+                count += 1
+                if count > 1:
+                    _kill_everything()
+                if self._controller is None:
+                    scope.cancel()
+                else:
+                    self._controller.interrupt()
+
+
+def _kill_everything() -> None:
+    import os
+
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        try:
+            child.kill()
+        except psutil.NoSuchProcess:
+            continue
+    sys.stderr.write("killed\n")
+    os._exit(130)
+
+
+def _software() -> dict[str, str]:
+    from importlib.metadata import version
+
+    from asyncrl import __version__
+
+    names = ("torch", "ray", "transferqueue", "transformers")
+    return {"asyncrl": __version__, "python": sys.version.split()[0], **{name: version(name) for name in names}}

@@ -1,0 +1,124 @@
+"""What a run shows while it goes: a live table in a terminal, plain lines elsewhere.
+
+It reads folds and the controller's state; it changes nothing.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from asyncrl.engine.controller import Controller
+from asyncrl.engine.events.ledger import Ledger
+from asyncrl.engine.events.progress import Means, Progress
+
+_LIVE_EVERY_S = 0.25
+_LINE_EVERY_S = 2.0
+_RATE_OVER_S = 10.0
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Write a number, or a dash where there is none."""
+    return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+class View:
+    """Shows one run. Give it the controller with `watch` once there is one."""
+
+    def __init__(self, *, ledger: Ledger, progress: Progress, console: Console, clock: Callable[[], float]) -> None:
+        self._ledger = ledger
+        self._progress = progress
+        self._console = console
+        self._clock = clock
+        self._controller: Controller | None = None
+        self._rates: deque[tuple[float, int, int]] = deque()
+
+    def watch(self, controller: Controller) -> None:
+        self._controller = controller
+
+    async def run(self) -> None:
+        """Show until cancelled."""
+        if not self._console.is_terminal:
+            while True:
+                await anyio.sleep(_LINE_EVERY_S)
+                if self._progress.batches:
+                    self._console.print(self.line(), highlight=False, markup=False, soft_wrap=True)
+        with Live(self.table(), console=self._console, auto_refresh=False, transient=True) as live:
+            while True:
+                await anyio.sleep(_LIVE_EVERY_S)
+                live.update(self.table(), refresh=True)
+
+    def figures(self) -> dict[str, str]:
+        """Return what is shown, by name."""
+        progress, ledger, controller = self._progress, self._ledger.summary(), self._controller
+        trained, generated = self._tokens_per_second()
+        batch = progress.last_batch
+        step = progress.last_step
+        figures = {
+            "step": f"{progress.steps} ({progress.batches} batches judged)",
+            "reward": number(Means.mean(progress.rewards.last)),
+            "ages": _counts(step.ages if step else {}),
+            "kept": f"{batch.kept}/{batch.judged} groups" if batch else "-",
+            "masked": _counts(ledger["masked"]),
+            "dropped": _counts(ledger["dropped"]),
+            "failed": _counts(ledger["failed"]),
+            "tok/s": f"{trained:.0f} trained, {generated:.0f} generated",
+        }
+        if controller is not None:
+            run_ahead = controller.groups.run_ahead
+            versions = controller.versions
+            figures["run-ahead"] = f"{run_ahead.used}/{run_ahead.limit} groups"
+            figures["version"] = f"{versions.trainer} trained, {versions.published} published"
+            figures["waits"] = (
+                f"trainer for {controller.trainer_waits_for}, collectors for {controller.collectors_wait_for}"
+            )
+        return figures
+
+    def line(self) -> str:
+        return "  ".join(f"{name} {value}" for name, value in self.figures().items() if value != "-")
+
+    def table(self) -> Table:
+        table = Table(show_header=False, box=None)
+        for name, value in self.figures().items():
+            table.add_row(f"[bold]{name}", value)
+        return table
+
+    def _tokens_per_second(self) -> tuple[float, float]:
+        now = self._clock()
+        self._rates.append((now, self._progress.trained_tokens, self._progress.generated_tokens))
+        while now - self._rates[0][0] > _RATE_OVER_S:
+            self._rates.popleft()
+        then, trained, generated = self._rates[0]
+        seconds = max(now - then, 1e-9)
+        if now == then:
+            return 0.0, 0.0
+        return (
+            (self._progress.trained_tokens - trained) / seconds,
+            (self._progress.generated_tokens - generated) / seconds,
+        )
+
+
+def _counts(counts: "dict[str, int] | Counter[str]") -> str:
+    return ", ".join(f"{name}: {count}" for name, count in sorted(counts.items())) or "-"
+
+
+def final_lines(summary: dict[str, Any], directory: str) -> list[str]:
+    """Return the last words of a run."""
+    ledger = summary["ledger"]
+    exit_ = summary["exit"]
+    return [
+        f"{exit_['reason']} (exit {exit_['code']}) after {summary['steps']} steps, "
+        f"{summary['batches']} batches judged, {summary['seconds_total']:.0f} s",
+        f"reward {number(summary['reward_first_10'])} in the first 10 batches, "
+        f"{number(summary['reward_last_10'])} in the last 10",
+        f"trained ages (versions: samples) {_counts(summary['trained_age_histogram'])}",
+        f"samples: {ledger['dispatched']} dispatched = {ledger['trained']} trained"
+        f" + masked [{_counts(ledger['masked'])}] + dropped [{_counts(ledger['dropped'])}]"
+        f" + failed [{_counts(ledger['failed'])}]",
+        f"everything is in {directory}",
+    ]

@@ -1,0 +1,346 @@
+"""The controller: one loop from prompts to weights, in the driver's process.
+
+    prompts ──▶ _grant ──grants──▶ collectors ──rows──▶ data plane
+                  ▲ capacity           │ messages           │ claims
+                  │                    ▼                    ▼
+    run-ahead ◀── _publish ◀─version─ _listen           _collect (front end: bound, chain)
+                  ▲                                         │ batch
+                  └──────── handle ──── _train ◀────────────┘
+                                        (plan, ranks, settle)
+
+_grant    produces grants; waits for run-ahead capacity, which _publish and settling give back.
+_listen   one a actor; produces put notices, failures and acknowledgements; waits on the long poll.
+_collect  produces batches; waits for put notices, and for _train to take the last batch.
+_train    produces versions; waits for a batch, and for the publish lag to be within its bound.
+_publish  produces served versions; waits for every generator's acknowledgement.
+
+All of it is written against anyio with clock and I/O injected, so it runs on Ray, in one process
+and under virtual time alike.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from asyncrl.configs import RunConfig
+from asyncrl.engine.ending import (
+    DATA_EXHAUSTED,
+    INTERRUPTED,
+    LIMIT_BATCHES,
+    LIMIT_STEPS,
+    REWARD_REACHED,
+    Ending,
+    first_cause,
+)
+from asyncrl.engine.errors import ActorDied, AsyncRLError, GenerationError
+from asyncrl.engine.events.log import EventLog
+from asyncrl.engine.events.progress import Progress
+from asyncrl.engine.events.types import (
+    Acknowledged,
+    Published,
+    PublishFailed,
+    PublishStarted,
+)
+from asyncrl.engine.front_end import Batch, FrontEnd
+from asyncrl.engine.groups import Groups
+from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION, Actor, World
+from asyncrl.engine.prompt_source import prompt_source
+from asyncrl.engine.records import Grant
+from asyncrl.engine.records.message import GroupFailure, Message, PutNotice, Served
+from asyncrl.engine.run_ahead import RunAhead
+from asyncrl.engine.step import Step
+from asyncrl.engine.versions import Versions
+from asyncrl.filters import Chain
+
+log = structlog.get_logger()
+
+
+class Controller:
+    """One run of one configuration in a started world. `log` must have `progress` among its folds."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        *,
+        chain: Chain,
+        events: EventLog,
+        progress: Progress,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._world = world
+        self._events = events
+        self._progress = progress
+        self._clock = clock
+        self.versions = Versions(collector.name for collector in world.collectors)
+        self.groups = Groups(
+            plane=world.plane,
+            partition=PARTITION,
+            consumer=CONSUMER,
+            log=events,
+            run_ahead=RunAhead(config.run_ahead_groups),
+        )
+        self.front_end = FrontEnd(
+            plane=world.plane,
+            groups=self.groups,
+            chain=chain,
+            versions=self.versions,
+            log=events,
+            partition=PARTITION,
+            consumer=CONSUMER,
+            owner="driver",
+            groups_per_step=config.rollout.groups_per_step,
+            max_staleness=config.rollout.max_staleness,
+            seed=config.run.seed,
+            poll_s=config.data_plane.poll_s,
+            starve_timeout_s=config.supervision.starve_timeout_s,
+            more_may_come=self._more_may_come,
+        )
+        self._step = Step(
+            config=config,
+            ranks=world.ranks,
+            groups=self.groups,
+            versions=self.versions,
+            log=events,
+            clock=clock,
+        )
+        self.trainer_waits_for = "start"
+        self.collectors_wait_for = "start"
+        self._source_done = False
+        self._failures_in_a_row = 0
+        self._ending: Ending | None = None
+        self._collecting = anyio.CancelScope()
+
+    async def run(self) -> Ending:
+        """Run to an ending; never raises but for cancellation from outside. Nothing of the run stays behind."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                await self._start(tasks)
+                await self._work(tasks)
+                tasks.cancel_scope.cancel()
+        except Exception as error:  # The run's edge: whatever came first is the run's ending.
+            cause = first_cause(error)
+            self._ending = Ending(1, f"{type(cause).__name__}: {cause}", cause)
+        ending = self._ending or Ending(1, "the run was cancelled")
+        await self._stop()
+        if ending.code == 0 and not self._progress.steps:
+            ending = Ending(1, f"{ending.reason}, but no step was trained")
+        return ending
+
+    def interrupt(self) -> None:
+        """Finish the step that runs, settle, and end with code 130."""
+        self._ending = Ending(130, INTERRUPTED)
+        self._collecting.cancel()
+
+    async def keys_left(self, partition: str) -> int | None:
+        """Count keys in the data plane; None when it no longer answers."""
+        try:
+            return len(await self._world.plane.keys(partition))
+        except (AsyncRLError, OSError):
+            return None
+
+    async def _start(self, tasks: TaskGroup) -> None:
+        """Listen to every actor, then bring all of them to version 0."""
+        world, trainer = self._world, self._config.trainer
+        tasks.start_soon(world.plane.watch)
+        for actor in (*world.collectors, *world.ranks):
+            tasks.start_soon(self._listen, actor)
+        for collector in world.collectors:
+            tasks.start_soon(collector.run)
+        if trainer.warm_up_steps:
+            async with anyio.create_task_group() as warming:
+                for rank in world.ranks:
+                    warming.start_soon(self._warm_up, rank)
+        await self._publish_version(0, await world.ranks[0].weights())
+
+    async def _warm_up(self, rank: Any) -> None:
+        trainer = self._config.trainer
+        loss = await rank.warm_up(
+            self._world.examples,
+            steps=trainer.warm_up_steps,
+            batch=trainer.warm_up_batch,
+            learning_rate=trainer.warm_up_learning_rate,
+        )
+        log.info("warm-up done", rank=rank.name, loss=round(loss, 4))
+
+    async def _work(self, tasks: TaskGroup) -> None:
+        batch_out, batch_in = anyio.create_memory_object_stream[Batch](0)
+        handle_out, handle_in = anyio.create_memory_object_stream[tuple[int, Any, Sequence[int]]](float("inf"))
+        tasks.start_soon(self._grant)
+        tasks.start_soon(self._publish, handle_in)
+        tasks.start_soon(self._collect, batch_out)
+        await self._train(batch_in, handle_out)
+
+    async def _grant(self) -> None:
+        """Dispatch prompts while there is capacity; many groups in one call to a collector."""
+        rollout, run = self._config.rollout, self._config.run
+        source = prompt_source(self._world.prompts, seed=run.seed, epochs=self._config.task.epochs)
+        numbers = count()
+        run_ahead = self.groups.run_ahead
+        load = {collector.name: 0 for collector in self._world.collectors}
+        by_name = {collector.name: collector for collector in self._world.collectors}
+        while not self._source_done:
+            # Its deadline is the front end's: without capacity coming back no batch is complete.
+            self.collectors_wait_for = "capacity" if self.groups.in_flight == {} else "generation"
+            await run_ahead.changed.wait_at_most(lambda: run_ahead.free > 0, self._config.supervision.starve_timeout_s)
+            grants: dict[str, list[Grant]] = {}
+            for _ in range(run_ahead.free):
+                prompt = next(source, None)
+                if prompt is None:
+                    self._source_done = True
+                    break
+                grant = Grant(next(numbers), prompt, rollout.group_size, run.seed)
+                name = min(load, key=lambda n: (load[n], n))
+                load[name] += 1
+                self.groups.dispatch(grant, name)
+                grants.setdefault(name, []).append(grant)
+            for name, granted in grants.items():
+                await by_name[name].grant(granted)
+        self.groups.changed.notify()
+
+    def _more_may_come(self) -> bool:
+        return not self._source_done or bool(self.groups.in_flight) or bool(self.groups.buffered)
+
+    async def _listen(self, actor: Actor) -> None:
+        limit = self._config.supervision.answer_timeout_s
+        seen = 0
+        while True:
+            try:
+                with anyio.fail_after(limit):
+                    messages = await actor.events(seen, limit / 3)
+            except TimeoutError:
+                raise ActorDied(f"{actor.name} has answered nothing for {limit:g} s") from None
+            for number, message in messages:
+                seen = number
+                self._hear(actor.name, message)
+
+    def _hear(self, name: str, message: Message) -> None:
+        match message:
+            case PutNotice(group):
+                self._failures_in_a_row = 0
+                self.groups.arrive(group)
+            case Served(version):
+                self.versions.acknowledge(name, version)
+                self._events.append(Acknowledged(generator=name, version=version))
+            case GroupFailure(group, reason, error):
+                self.groups.fail(group, reason, error)
+                self._failures_in_a_row += 1
+                limit = self._config.collector.max_failures_in_a_row
+                if self._config.collector.on_error == "abort" or self._failures_in_a_row >= limit:
+                    raise GenerationError(
+                        f"{self._failures_in_a_row} groups in a row failed in {name}; the last, group {group}, "
+                        f"for {reason}:\n{error}"
+                    )
+
+    async def _collect(self, out: MemoryObjectSendStream[Batch]) -> None:
+        run = self._config.run
+        async with out:
+            with self._collecting:
+                while run.batches is None or self.front_end.batches < run.batches:
+                    batch = await self.front_end.next_batch()
+                    if not batch.judged:
+                        self._end(DATA_EXHAUSTED)
+                        return
+                    if batch.kept:
+                        await out.send(batch)
+                    else:
+                        log.warning("a batch without survivors is no step", batch=batch.index, drops=dict(batch.drops))
+                        self.groups.release(batch.judged)
+                    if self._reward_reached():
+                        self._end(REWARD_REACHED)
+                        return
+                self._end(LIMIT_BATCHES)
+
+    async def _train(
+        self,
+        batches: MemoryObjectReceiveStream[Batch],
+        handles: MemoryObjectSendStream[tuple[int, Any, Sequence[int]]],
+    ) -> None:
+        run, trainer = self._config.run, self._config.trainer
+        waited_from = self._clock()
+        self.trainer_waits_for = "batch"
+        async for batch in batches:
+            self.trainer_waits_for = "publish"
+            await self.versions.changed.wait_for(
+                lambda: self.versions.publish_lag <= self._config.max_publish_lag,
+                timeout_s=trainer.publish_timeout_s * trainer.publish_tries,
+                what=f"publish lag over {self._config.max_publish_lag}, version {self.versions.published} published",
+            )
+            await self.front_end.hand_off(batch)
+            self.trainer_waits_for = "step"
+            published = await self._step.run(
+                batch, waited_s=self._clock() - waited_from, poll_hits=self.front_end.poll_hits
+            )
+            if published is None:
+                self.groups.release(batch.judged)
+            else:
+                handles.send_nowait((self.versions.trainer, published, batch.judged))
+            self._events.flush()
+            waited_from = self._clock()
+            self.trainer_waits_for = "batch"
+            if run.steps is not None and self.versions.trainer >= run.steps:
+                self._end(LIMIT_STEPS)
+                return
+
+    async def _publish(self, handles: MemoryObjectReceiveStream[tuple[int, Any, Sequence[int]]]) -> None:
+        async for version, handle, groups in handles:
+            await self._publish_version(version, handle)
+            self.groups.release(groups)
+
+    async def _publish_version(self, version: int, handle: Any) -> None:
+        """Bring every generator to `version`; a failed try leaves P as it was and is repeated."""
+        trainer = self._config.trainer
+        started = self._clock()
+        self._events.append(PublishStarted(version=version))
+        for attempt in range(1, trainer.publish_tries + 1):
+            try:
+                with anyio.fail_after(trainer.publish_timeout_s):
+                    async with anyio.create_task_group() as tasks:
+                        for collector in self._world.collectors:
+                            if attempt == 1 or self.versions.served[collector.name] < version:
+                                tasks.start_soon(collector.update_weights, version, handle)
+                    while self.versions.published < version:
+                        await self.versions.changed.wait_at_most(
+                            lambda: self.versions.published >= version, trainer.publish_timeout_s
+                        )
+                break
+            except (ExceptionGroup, TimeoutError) as error:
+                cause = first_cause(error)
+                self._events.append(PublishFailed(version=version, error=repr(cause)))
+                log.warning("publish failed", version=version, attempt=attempt, error=repr(cause))
+                if attempt == trainer.publish_tries or isinstance(cause, ActorDied):
+                    raise cause from error
+        self._events.append(Published(version=version, seconds=round(self._clock() - started, 6)))
+
+    def _reward_reached(self) -> bool:
+        run = self._config.run
+        mean = self._progress.mean_of_last(run.reward_window)
+        return run.stop_at_reward is not None and mean is not None and mean >= run.stop_at_reward
+
+    def _end(self, reason: str) -> None:
+        if self._ending is None:
+            self._ending = Ending(0, reason)
+
+    async def _stop(self) -> None:
+        """Stop collectors, then settle what has no fate; bounded, also when actors are gone."""
+        limit = self._config.supervision.stop_timeout_s
+        with anyio.CancelScope(shield=True):
+            for collector in self._world.collectors:
+                await _attempt(collector.stop, limit)
+            await _attempt(self.groups.settle_rest, limit)
+        self._events.flush()
+
+
+async def _attempt(call: Callable[[], Any], limit_s: float) -> None:
+    """Await `call` as far as it goes: at the end of a run the first cause is known already."""
+    try:
+        with anyio.move_on_after(limit_s):
+            await call()
+    except (AsyncRLError, OSError, RuntimeError) as error:
+        log.warning("could not stop in order", error=repr(error))

@@ -1,0 +1,139 @@
+"""The data plane's one boundary; nobody else imports a backend.
+
+A plane holds partitions of groups. One row holds one group; keys stay per sample in every
+operation. Only metadata and tags pass through the driver; tensors go from collector to rank.
+
+Invariants: two claimers never share a group; a group is claimed, given back and cleared whole
+or key by key but never split between claimers; a read answers everything asked or raises.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from asyncrl.engine.errors import DataPlaneError
+from asyncrl.engine.records import GroupMeta
+
+# One column of a group: a tensor a sample (one dtype, any shapes), or a plain object a sample.
+Column = Sequence[torch.Tensor] | Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """What a partition holds: `columns` come with every put; `consumers` may claim from it."""
+
+    name: str
+    group_size: int
+    columns: tuple[str, ...]
+    consumers: tuple[str, ...]
+
+    def check_put(self, group: GroupMeta, columns: Mapping[str, Column]) -> None:
+        """Refuse a put of the wrong size or columns; DataPlaneError with both sides."""
+        if group.size != self.group_size:
+            raise DataPlaneError(
+                f"{group.row} has {group.size} samples; partition {self.name!r} takes {self.group_size}"
+            )
+        if set(columns) != set(self.columns):
+            raise DataPlaneError(
+                f"{group.row} brings columns {sorted(columns)}; partition {self.name!r} takes {sorted(self.columns)}"
+            )
+        for name, values in columns.items():
+            if len(values) != group.size:
+                raise DataPlaneError(f"{group.row}: column {name!r} has {len(values)} of {group.size} samples")
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Rows held for a consumer, each with the fencing number under which it was claimed."""
+
+    partition: str
+    consumer: str
+    fences: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Groups that one owner holds for one consumer. `fence` grows with every claim."""
+
+    id: str
+    partition: str
+    consumer: str
+    owner: str
+    fence: int
+    groups: tuple[GroupMeta, ...]
+
+    @property
+    def holding(self) -> Holding:
+        return Holding(self.partition, self.consumer, {group.row: self.fence for group in self.groups})
+
+
+@dataclass(frozen=True, slots=True)
+class Consumption:
+    """Groups of a partition as one consumer sees them."""
+
+    ready: int
+    claimed: int
+
+
+class DataPlane(Protocol):
+    """A client of the store; every call has a deadline of its own."""
+
+    async def register(self, partition: Partition) -> None:
+        """Create a partition, or check that the existing one is equal."""
+
+    async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:
+        """Write a whole group at once; on an error or cancellation nothing of it remains.
+
+        Raises StoreFull, TagError, TypeError (mixed dtypes or kinds in a column).
+        """
+
+    async def claim(
+        self,
+        partition: str,
+        consumer: str,
+        *,
+        columns: Sequence[str],
+        max_groups: int,
+        owner: str,
+        claim_id: str,
+    ) -> Claim:
+        """Take up to `max_groups` ready groups, oldest version first and then in dispatch order.
+
+        A group is ready when all `columns` exist for it. Never waits: the claim may be empty.
+        The same `claim_id` again returns what it still holds, so a lost answer loses no group.
+        """
+
+    async def give_back(self, holding: Holding) -> None:
+        """Make held rows ready again; ones no longer held are ignored."""
+
+    async def renew(self, holding: Holding) -> None:
+        """Push the expiry of held rows out; ClaimLost if another holds any of them."""
+
+    async def held(self, holding: Holding) -> frozenset[str]:
+        """Return the rows that their fencing numbers still hold."""
+
+    async def reap(self, partition: str, owners: Sequence[str]) -> list[str]:
+        """Make ready again whatever these owners, declared dead, had claimed; return the rows."""
+
+    async def read(self, partition: str, keys: Sequence[str], columns: Sequence[str]) -> dict[str, list[Any]]:
+        """Return, per column, one value a key in the order of `keys`; MissingRows names what is not there."""
+
+    async def write(self, partition: str, column: str, values: Mapping[str, Any], *, writer: str) -> None:
+        """Add a later column for some keys; one writer a (column, key)."""
+
+    async def clear(self, partition: str, keys: Sequence[str], *, holding: Holding | None = None) -> None:
+        """Remove keys; idempotent, by key only. ClaimLost, and nothing cleared, if `holding` was lost."""
+
+    async def consumption(self, partition: str, consumer: str) -> Consumption:
+        """Count ready and claimed groups."""
+
+    async def keys(self, partition: str) -> list[str]:
+        """List the keys that are not cleared (for endings and tests; cost grows with the partition)."""
+
+    async def watch(self) -> None:
+        """Run until a process of the store dies, then raise DataPlaneDown; never returns otherwise."""
+
+    async def close(self) -> None:
+        """Release what this client holds; idempotent. The owner's close ends the store."""

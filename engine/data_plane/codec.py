@@ -1,0 +1,185 @@
+"""Between tensors and bytes: padding and jagged layouts, and one buffer a group row.
+
+The round trip is lossless: values bit by bit, dtypes and shapes, also for empty rows,
+bfloat16, NaN and infinities. No pickle: tensors are raw bytes, objects are MessagePack.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import torch
+
+from asyncrl.engine.errors import DataPlaneError, MissingRows
+
+_ALIGN = 16
+_LENGTH = struct.Struct("<Q")
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.bool,
+    )
+}
+
+Wire = torch.Tensor | np.ndarray[Any, Any]
+
+
+def _nest(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+
+
+def to_wire(
+    columns: Mapping[str, Any], lengths: Sequence[int] | None, per_token: frozenset[str] = frozenset()
+) -> dict[str, Wire]:
+    """Strip right padding by `lengths` (tokens a row).
+
+    A tensor of shape (N, max length, …) becomes jagged, as does every column of `per_token`
+    whatever its padded length; other tensors and object arrays pass through, lists of tensors
+    stack when their shapes are equal and nest when not. Other types are a TypeError. Without
+    `lengths` nothing is stripped.
+    """
+    longest = max(lengths, default=0) if lengths is not None else -1
+    wire: dict[str, Wire] = {}
+    for name, column in columns.items():
+        if isinstance(column, np.ndarray) and column.dtype == object:
+            wire[name] = column
+        elif isinstance(column, torch.Tensor):
+            by_token = column.ndim >= 2 and (name in per_token or column.shape[1] == longest)
+            if lengths is not None and by_token and not column.is_nested:
+                if column.shape[0] != len(lengths) or column.shape[1] < longest:
+                    raise DataPlaneError(
+                        f"column {name!r} of shape {tuple(column.shape)} does not hold "
+                        f"{len(lengths)} rows of up to {longest} tokens"
+                    )
+                wire[name] = _nest([row[:n] for row, n in zip(column, lengths, strict=True)])
+            else:
+                wire[name] = column
+        elif isinstance(column, list) and column and all(isinstance(row, torch.Tensor) for row in column):
+            same = len({row.shape for row in column}) == 1
+            wire[name] = torch.stack(column) if same else _nest(column)
+        else:
+            raise TypeError(f"column {name!r} is {type(column).__name__}; it must be a tensor or an object array")
+    return wire
+
+
+def from_wire(
+    wire: Mapping[str, Wire],
+    layout: Literal["padded", "jagged"] = "padded",
+    pad_values: Mapping[str, float] | None = None,
+    pad_to: int | None = None,
+) -> dict[str, Wire]:
+    """Return columns as right-padded tensors (default) or as they came, jagged.
+
+    `pad_values` by column (default 0). `pad_to` is an absolute length in tokens, common to all
+    ranks; a longer row is a DataPlaneError. Object columns come back as object arrays.
+    """
+    out: dict[str, Wire] = {}
+    for name, column in wire.items():
+        if layout == "jagged" or not isinstance(column, torch.Tensor) or not column.is_nested:
+            out[name] = column
+            continue
+        out[name] = pad_rows(list(column.unbind()), (pad_values or {}).get(name, 0), pad_to, name=name)
+    return out
+
+
+def pad_rows(
+    rows: Sequence[torch.Tensor], pad_value: float = 0, pad_to: int | None = None, *, name: str = "column"
+) -> torch.Tensor:
+    """Right-pad rows of shape (L_i, …) into one tensor (N, max L or `pad_to`, …)."""
+    longest = max((row.shape[0] for row in rows), default=0)
+    if pad_to is not None and longest > pad_to:
+        raise DataPlaneError(f"{name!r} has a row of {longest} tokens, over the common length of {pad_to}")
+    out = rows[0].new_full((len(rows), pad_to or longest, *rows[0].shape[1:]), pad_value)
+    for i, row in enumerate(rows):
+        out[i, : row.shape[0]] = row
+    return out
+
+
+def response_slice(values: torch.Tensor, prompt_tokens: int, response_tokens: int) -> torch.Tensor:
+    """Cut the response's part of values over prompt and response, shifted left by one.
+
+    The model's output at position i predicts token i + 1, so the first response token is
+    predicted at `prompt_tokens - 1`.
+    """
+    return values[prompt_tokens - 1 : prompt_tokens - 1 + response_tokens]
+
+
+def _column_bytes(row: str, name: str, values: Sequence[Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if not tensors:
+        try:
+            msgspec.msgpack.encode(list(values))
+        except (TypeError, OverflowError) as error:
+            raise TypeError(f"{row}: column {name!r} holds an object that is not plain data: {error}") from error
+        return {"objects": list(values)}, []
+    if len(tensors) != len(values):
+        raise TypeError(f"{row}: column {name!r} mixes tensors and other objects")
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1:
+        raise TypeError(f"{row}: column {name!r} mixes dtypes {sorted(map(str, dtypes))}")
+    dtype = str(tensors[0].dtype).removeprefix("torch.")
+    if dtype not in _DTYPES:
+        raise TypeError(f"{row}: column {name!r} has dtype {dtype}; known are {sorted(_DTYPES)}")
+    raw = [tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
+    return {"dtype": dtype, "shapes": [list(tensor.shape) for tensor in tensors]}, raw
+
+
+def pack_row(row: str, keys: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> torch.Tensor:
+    """Pack columns of one row into one uint8 tensor: header length, header, aligned data.
+
+    The header names the row, so that a reader notices a recycled slot.
+    """
+    chunks: list[torch.Tensor] = []
+    layout: dict[str, Any] = {}
+    at = 0
+    for name, values in columns.items():
+        layout[name], raw = _column_bytes(row, name, values)
+        if raw:
+            size = sum(part.numel() for part in raw)
+            layout[name] |= {"at": at, "bytes": size}
+            filler = -size % _ALIGN
+            chunks += [*raw, torch.zeros(filler, dtype=torch.uint8)]
+            at += size + filler
+    header = msgspec.msgpack.encode({"row": row, "keys": list(keys), "columns": layout})
+    start = _LENGTH.pack(len(header)) + header
+    start += bytes(-len(start) % _ALIGN)
+    return torch.cat([torch.frombuffer(bytearray(start), dtype=torch.uint8), *chunks])
+
+
+def unpack_row(buffer: torch.Tensor, row: str, columns: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
+    """Return the keys of a packed row and, per column asked for and present, one value a key.
+
+    MissingRows if the buffer belongs to another row than `row`.
+    """
+    (length,) = _LENGTH.unpack(bytes(buffer[: _LENGTH.size].numpy()))
+    header = msgspec.msgpack.decode(bytes(buffer[_LENGTH.size : _LENGTH.size + length].numpy()))
+    if header["row"] != row:
+        raise MissingRows(f"row {row} is gone; its place holds {header['row']}")
+    start = _LENGTH.size + length
+    start += -start % _ALIGN
+    out: dict[str, list[Any]] = {}
+    for name in columns:
+        layout = header["columns"].get(name)
+        if layout is None:
+            continue
+        if "objects" in layout:
+            out[name] = layout["objects"]
+            continue
+        first = start + layout["at"]
+        # A copy a column: aligned, and it does not keep the row's whole frame alive.
+        flat = buffer[first : first + layout["bytes"]].clone().view(_DTYPES[layout["dtype"]])
+        sizes = [int(np.prod(shape)) for shape in layout["shapes"]]
+        parts = torch.split(flat, sizes)
+        out[name] = [part.reshape(shape) for part, shape in zip(parts, layout["shapes"], strict=True)]
+    return header["keys"], out

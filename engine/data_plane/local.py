@@ -1,0 +1,160 @@
+"""A plane in this process: no network, no thread, the same claims and the same bytes.
+
+It serves `runtime: local`, virtual time and unit tests, and passes the contract suite.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import anyio
+import torch
+from anyio.lowlevel import checkpoint
+
+from asyncrl.engine.data_plane.base import Claim, Column, Consumption, Holding, Partition
+from asyncrl.engine.data_plane.book import Book, column_row, column_row_tags, group_row_tags
+from asyncrl.engine.data_plane.codec import pack_row, unpack_row
+from asyncrl.engine.errors import DataPlaneError, StoreFull
+from asyncrl.engine.records import GroupMeta
+from asyncrl.engine.records.group import check_tags
+from asyncrl.engine.records.keys import row_of
+
+
+def claim_of(reply: Mapping[str, Any], *, claim_id: str, partition: str, consumer: str, owner: str) -> Claim:
+    """Build a Claim from a book's reply."""
+    groups = tuple(GroupMeta(keys=tuple(tags["keys"]), tags=tags["tags"]) for tags in reply["rows"].values())
+    return Claim(claim_id, partition, consumer, owner, reply["fence"], groups)
+
+
+def assemble(keys: Sequence[str], columns: Sequence[str], parts: Mapping[str, torch.Tensor]) -> dict[str, list[Any]]:
+    """Order values out of packed rows (`parts`: row name to buffer) by `keys`."""
+    found: dict[str, dict[str, Any]] = {column: {} for column in columns}
+    for name, buffer in parts.items():
+        row_keys, values = unpack_row(buffer, name, columns)
+        for column, column_values in values.items():
+            found[column].update(zip(row_keys, column_values, strict=True))
+    return {column: [found[column][key] for key in keys] for column in columns}
+
+
+def split_by_row(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Sort values by key into values by row and key."""
+    rows: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        rows.setdefault(row_of(key), {})[key] = value
+    return rows
+
+
+class LocalPlane:
+    """Rows in a dictionary. `capacity_rows` refuses puts beyond it, as a full store does."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        capacity_rows: int | None = None,
+        lease_s: float = 600.0,
+    ) -> None:
+        self._book = Book(clock, lease_s)
+        self._capacity_rows = capacity_rows
+        self._partitions: dict[str, Partition] = {}
+        self._tags: dict[str, dict[str, dict[str, Any]]] = {}
+        self._buffers: dict[str, dict[str, torch.Tensor]] = {}
+
+    async def register(self, partition: Partition) -> None:
+        self._book.register(
+            partition.name,
+            {"size": partition.group_size, "columns": partition.columns, "consumers": partition.consumers},
+        )
+        self._partitions[partition.name] = partition
+        self._tags.setdefault(partition.name, {})
+        self._buffers.setdefault(partition.name, {})
+
+    async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:
+        self._known(partition).check_put(group, columns)
+        check_tags(group.tags, key=group.row)
+        if group.row in self._tags[partition]:
+            raise DataPlaneError(f"{group.row} is already in {partition!r}")
+        await checkpoint()
+        if self._capacity_rows is not None and len(self._tags[partition]) >= self._capacity_rows:
+            raise StoreFull(f"{partition!r} holds its {self._capacity_rows} rows; {group.row} was not kept")
+        self._buffers[partition][group.row] = pack_row(group.row, group.keys, columns)
+        self._tags[partition][group.row] = group_row_tags(group.keys, columns, group.tags)
+
+    async def claim(
+        self,
+        partition: str,
+        consumer: str,
+        *,
+        columns: Sequence[str],
+        max_groups: int,
+        owner: str,
+        claim_id: str,
+    ) -> Claim:
+        self._known(partition)
+        await checkpoint()
+        reply = self._book.claim(
+            self._tags[partition],
+            partition=partition,
+            consumer=consumer,
+            columns=columns,
+            max_groups=max_groups,
+            owner=owner,
+            claim_id=claim_id,
+        )
+        return claim_of(reply, claim_id=claim_id, partition=partition, consumer=consumer, owner=owner)
+
+    async def give_back(self, holding: Holding) -> None:
+        self._book.give_back(self._tags[holding.partition], holding.partition, holding.consumer, holding.fences)
+
+    async def renew(self, holding: Holding) -> None:
+        self._book.renew(self._tags[holding.partition], holding.partition, holding.consumer, holding.fences)
+
+    async def held(self, holding: Holding) -> frozenset[str]:
+        rows = self._tags[holding.partition]
+        return frozenset(self._book.held(rows, holding.partition, holding.consumer, holding.fences))
+
+    async def reap(self, partition: str, owners: Sequence[str]) -> list[str]:
+        return self._book.reap(self._tags[partition], partition, owners)
+
+    async def read(self, partition: str, keys: Sequence[str], columns: Sequence[str]) -> dict[str, list[Any]]:
+        self._known(partition)
+        await checkpoint()
+        names = self._book.locate(self._tags[partition], partition, keys, columns)
+        return assemble(keys, columns, {name: self._buffers[partition][name] for name in names})
+
+    async def write(self, partition: str, column: str, values: Mapping[str, Any], *, writer: str) -> None:
+        self._book.locate(self._tags[partition], partition, list(values), ())
+        for row, by_key in split_by_row(values).items():
+            name = column_row(row, column, writer)
+            self._buffers[partition][name] = pack_row(name, list(by_key), {column: list(by_key.values())})
+            self._tags[partition][name] = column_row_tags(row, column, list(by_key))
+
+    async def clear(self, partition: str, keys: Sequence[str], *, holding: Holding | None = None) -> None:
+        self._known(partition)
+        rows = self._tags[partition]
+        if holding is None:
+            gone = self._book.clear(rows, partition, keys)
+        else:
+            gone = self._book.clear(rows, partition, keys, holding.consumer, holding.fences)
+        await checkpoint()
+        for name in gone:
+            self._tags[partition].pop(name, None)
+            self._buffers[partition].pop(name, None)
+
+    async def consumption(self, partition: str, consumer: str) -> Consumption:
+        return Consumption(**self._book.consumption(self._tags[partition], partition, consumer))
+
+    async def keys(self, partition: str) -> list[str]:
+        return self._book.keys(self._tags.get(partition, {}), partition)
+
+    async def watch(self) -> None:
+        await anyio.sleep_forever()
+
+    async def close(self) -> None:
+        self._tags.clear()
+        self._buffers.clear()
+
+    def _known(self, partition: str) -> Partition:
+        if partition not in self._partitions:
+            raise DataPlaneError(f"partition {partition!r} is not registered; it knows {sorted(self._partitions)}")
+        return self._partitions[partition]

@@ -1,0 +1,359 @@
+"""The plane on TransferQueue 0.1.11; this file and sampler.py are all that import it.
+
+What it guards against, each measured: claims poll and never wait (a waiting claim freezes
+TransferQueue's controller); every call has a deadline of its own (the library has none, and a
+dead controller hangs its callers for ever); reads are checked (a missing key or column silently
+shortens the answer); a slot is reused after a clear, so the payload names its row; only the
+owner may close (an attached process would kill the shared controller); its actors ask for no
+CPU (with too few, starting hangs silently).
+
+TransferQueue unpickles what it receives, so it is for trusted networks; on one node
+everything binds to loopback (see `bind_to_loopback`).
+"""
+
+import asyncio
+import os
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import anyio
+import torch
+from tensordict import TensorDict
+
+from asyncrl.engine import errors
+from asyncrl.engine.data_plane.base import Claim, Column, Consumption, Holding, Partition
+from asyncrl.engine.data_plane.book import column_row, column_row_tags, group_row_tags
+from asyncrl.engine.data_plane.codec import pack_row
+from asyncrl.engine.data_plane.local import assemble, claim_of, split_by_row
+from asyncrl.engine.data_plane.sampler import PAYLOAD, BookSampler
+from asyncrl.engine.errors import DataPlaneDown, DataPlaneError, MissingRows, Overdue, StoreFull
+from asyncrl.engine.records import GroupMeta
+from asyncrl.engine.records.group import check_tags
+
+Result = TypeVar("Result")
+
+# Every operation shares one task name: the book, not TransferQueue's bits, says what is claimed.
+_TASK = "asyncrl"
+_PING_EVERY_S = 1.0
+_CLEANUP_S = 5.0
+
+
+def bind_to_loopback() -> None:
+    """Make Ray and TransferQueue of a single node listen on 127.0.0.1; call before Ray starts."""
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+
+def frugal_environment() -> dict[str, str]:
+    """Environment of processes that use TransferQueue: few threads, quiet."""
+    return {"TQ_CLIENT_ZMQ_IO_THREADS": "1", "TQ_NUM_THREADS": "1", "TQ_LOGGING_LEVEL": "ERROR"}
+
+
+class TransferQueuePlane:
+    """A DataPlane client on a running TransferQueue. Build it with `start`, `attach` or `in_process`."""
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        deadline_s: float,
+        closer: Callable[[], None],
+        pings: Sequence[Callable[[], Awaitable[Any]]] = (),
+    ) -> None:
+        self._client = client
+        self._deadline_s = deadline_s
+        self._closer = closer
+        self._pings = pings
+        self._partitions: dict[str, Partition] = {}
+        self._closed = False
+
+    @classmethod
+    async def start(
+        cls,
+        *,
+        storage_units: int,
+        deadline_s: float,
+        start_s: float,
+        capacity_rows: int | None = None,
+        lease_s: float = 600.0,
+    ) -> "TransferQueuePlane":
+        """Start TransferQueue on the Ray cluster this process is in, and own it."""
+        config = {
+            "controller": {"polling_mode": True, "sampler": BookSampler(lease_s)},
+            "backend": {
+                "storage_backend": "SimpleStorage",
+                "SimpleStorage": {
+                    "num_data_storage_units": storage_units,
+                    "total_storage_size": capacity_rows,
+                },
+            },
+            "metrics": {"enabled": False},
+        }
+        try:
+            with anyio.fail_after(start_s):
+                await anyio.to_thread.run_sync(partial(_start_on_ray, config), abandon_on_cancel=True)
+        except TimeoutError:
+            raise Overdue(f"TransferQueue did not start within {start_s:g} s") from None
+        import transfer_queue
+        from transfer_queue import interface
+
+        units = list((interface._TQ_STORAGE or {}).get("SimpleStorage", {}).values())
+        pings = [
+            interface._TQ_CONTROLLER.get_zmq_server_info.remote,
+            *(unit.get_zmq_server_info.remote for unit in units),
+        ]
+        return cls(transfer_queue.get_client(), deadline_s=deadline_s, closer=transfer_queue.close, pings=pings)
+
+    @classmethod
+    async def attach(cls, *, deadline_s: float, start_s: float) -> "TransferQueuePlane":
+        """Attach to the TransferQueue of this Ray cluster; closing leaves it running."""
+        import transfer_queue
+
+        try:
+            with anyio.fail_after(start_s):
+                await anyio.to_thread.run_sync(transfer_queue.init, abandon_on_cancel=True)
+        except TimeoutError:
+            raise Overdue(f"no TransferQueue to attach to within {start_s:g} s") from None
+        client = transfer_queue.get_client()
+        return cls(client, deadline_s=deadline_s, closer=client.close)
+
+    @classmethod
+    def in_process(
+        cls, *, deadline_s: float = 10.0, capacity_rows: int | None = None, lease_s: float = 600.0
+    ) -> "TransferQueuePlane":
+        """Run TransferQueue's own controller and storage in this process over loopback, without Ray."""
+        import ray.util
+        from transfer_queue.client import TransferQueueClient
+        from transfer_queue.controller import TransferQueueController
+        from transfer_queue.storage.simple_storage import SimpleStorageUnit
+
+        ray.util.get_node_ip_address = lambda *_, **__: "127.0.0.1"
+        controller = TransferQueueController.__ray_metadata__.modified_class(
+            polling_mode=True, sampler=BookSampler(lease_s)
+        )
+        unit = SimpleStorageUnit.__ray_metadata__.modified_class(
+            config={"num_data_storage_units": 1, "total_storage_size": capacity_rows}
+        )
+        client = TransferQueueClient(f"asyncrl-{uuid.uuid4().hex[:8]}", controller.get_zmq_server_info())
+        client.initialize_storage_manager(
+            "SimpleStorage", {"zmq_info": {unit.storage_unit_id: unit.get_zmq_server_info()}}
+        )
+
+        def closer() -> None:
+            client.close()
+            unit.shutdown()
+
+        return cls(client, deadline_s=deadline_s, closer=closer)
+
+    async def register(self, partition: Partition) -> None:
+        # TransferQueue makes a partition with its first row: a row without data, gone at once.
+        seed = f"register-{uuid.uuid4().hex}"
+        await self._timed("register", self._client.async_kv_retrieve_meta([seed], partition.name, create=True))
+        await self._timed("register", self._delete(partition.name, [seed]))
+        spec = {
+            "size": partition.group_size,
+            "columns": partition.columns,
+            "consumers": partition.consumers,
+        }
+        await self._control("register", partition.name, {"partition": partition.name, "spec": spec})
+        self._partitions[partition.name] = partition
+
+    async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:
+        if partition in self._partitions:
+            self._partitions[partition].check_put(group, columns)
+        check_tags(group.tags, key=group.row)
+        payload = pack_row(group.row, group.keys, columns)
+        tags = group_row_tags(group.keys, columns, group.tags)
+        await self._put_row("put", partition, group.row, payload, tags)
+
+    async def claim(
+        self,
+        partition: str,
+        consumer: str,
+        *,
+        columns: Sequence[str],
+        max_groups: int,
+        owner: str,
+        claim_id: str,
+    ) -> Claim:
+        reply = await self._control(
+            "claim",
+            partition,
+            {
+                "partition": partition,
+                "consumer": consumer,
+                "columns": list(columns),
+                "max_groups": max_groups,
+                "owner": owner,
+                "claim_id": claim_id,
+            },
+        )
+        return claim_of(reply, claim_id=claim_id, partition=partition, consumer=consumer, owner=owner)
+
+    async def give_back(self, holding: Holding) -> None:
+        await self._control("give_back", holding.partition, _arguments(holding))
+
+    async def renew(self, holding: Holding) -> None:
+        await self._control("renew", holding.partition, _arguments(holding))
+
+    async def held(self, holding: Holding) -> frozenset[str]:
+        return frozenset(await self._control("held", holding.partition, _arguments(holding)))
+
+    async def reap(self, partition: str, owners: Sequence[str]) -> list[str]:
+        rows: list[str] = await self._control("reap", partition, {"partition": partition, "owners": list(owners)})
+        return rows
+
+    async def read(self, partition: str, keys: Sequence[str], columns: Sequence[str]) -> dict[str, list[Any]]:
+        if not keys:
+            return {column: [] for column in columns}
+        names = await self._control(
+            "locate", partition, {"partition": partition, "keys": list(keys), "columns": list(columns)}
+        )
+        if not names:
+            return {}
+        return assemble(keys, columns, await self._timed("read", self._fetch(partition, names)))
+
+    async def write(self, partition: str, column: str, values: Mapping[str, Any], *, writer: str) -> None:
+        await self._control("locate", partition, {"partition": partition, "keys": list(values), "columns": []})
+        for row, by_key in split_by_row(values).items():
+            name = column_row(row, column, writer)
+            payload = pack_row(name, list(by_key), {column: list(by_key.values())})
+            await self._put_row("write", partition, name, payload, column_row_tags(row, column, list(by_key)))
+
+    async def clear(self, partition: str, keys: Sequence[str], *, holding: Holding | None = None) -> None:
+        if not keys:
+            return
+        arguments = _arguments(holding) if holding else {"partition": partition}
+        gone = await self._control("clear", partition, {**arguments, "keys": list(keys)})
+        if gone:
+            await self._timed("clear", self._delete(partition, gone))
+
+    async def consumption(self, partition: str, consumer: str) -> Consumption:
+        counts = await self._control("consumption", partition, {"partition": partition, "consumer": consumer})
+        return Consumption(**counts)
+
+    async def keys(self, partition: str) -> list[str]:
+        keys: list[str] = await self._control("keys", partition, {"partition": partition})
+        return keys
+
+    async def watch(self) -> None:
+        if not self._pings:
+            await anyio.sleep_forever()
+        while True:
+            await anyio.sleep(_PING_EVERY_S)
+            for ping in self._pings:
+                try:
+                    with anyio.fail_after(self._deadline_s):
+                        await ping()
+                except TimeoutError:
+                    raise DataPlaneDown(f"TransferQueue has not answered for {self._deadline_s:g} s") from None
+                except _ray_errors() as error:
+                    raise DataPlaneDown(f"a process of TransferQueue died: {error}") from error
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with anyio.move_on_after(self._deadline_s, shield=True):
+            await anyio.to_thread.run_sync(self._closer, abandon_on_cancel=True)
+
+    async def _control(self, op: str, partition: str, arguments: dict[str, Any]) -> Any:
+        """Run one operation of the book inside TransferQueue's controller."""
+        meta = await self._timed(
+            op,
+            self._client.async_get_meta(
+                data_fields=[PAYLOAD],
+                batch_size=1,
+                partition_id=partition,
+                task_name=_TASK,
+                sampling_config={"op": op, "arguments": arguments},
+            ),
+        )
+        reply = meta.custom_meta[0]["reply"]
+        if isinstance(reply, dict) and "error" in reply:
+            raise getattr(errors, reply["error"])(reply["message"])
+        return reply
+
+    async def _put_row(
+        self, op: str, partition: str, name: str, payload: torch.Tensor, tags: Mapping[str, Any]
+    ) -> None:
+        """Write one row; whatever stops it, no ghost of the row stays behind."""
+        try:
+            await self._timed(op, self._store(partition, name, payload, tags))
+        except BaseException as error:
+            with anyio.move_on_after(_CLEANUP_S, shield=True):
+                await self._delete(partition, [name])
+            if isinstance(error, DataPlaneError) and "Storage capacity exceeded" in str(error):
+                raise StoreFull(f"no room for {name}: {error}") from error
+            raise
+
+    async def _store(self, partition: str, name: str, payload: torch.Tensor, tags: Mapping[str, Any]) -> None:
+        meta = await self._client.async_kv_retrieve_meta(keys=[name], partition_id=partition, create=True)
+        meta.update_custom_meta([dict(tags)])
+        fields = TensorDict({PAYLOAD: torch.nested.as_nested_tensor([payload], layout=torch.jagged)}, batch_size=1)
+        await self._client.async_put(fields, meta)
+
+    async def _fetch(self, partition: str, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        meta = await self._client.async_kv_retrieve_meta(keys=list(names), partition_id=partition, create=False)
+        if meta.size != len(names) or PAYLOAD not in meta.field_names:
+            raise MissingRows(f"{len(names) - meta.size} of {len(names)} rows vanished from {partition!r}")
+        data = await self._client.async_get_data(meta.select_fields([PAYLOAD]))
+        buffers = list(data[PAYLOAD].unbind()) if PAYLOAD in data else []
+        if len(buffers) != len(names):
+            raise MissingRows(f"asked {partition!r} for {len(names)} rows and got {len(buffers)}")
+        return dict(zip(names, buffers, strict=True))
+
+    async def _delete(self, partition: str, names: Sequence[str]) -> None:
+        meta = await self._client.async_kv_retrieve_meta(keys=list(names), partition_id=partition, create=False)
+        if meta.size:
+            await self._client.async_clear_samples(meta)
+
+    async def _timed(self, op: str, call: Awaitable[Result]) -> Result:
+        if self._closed:
+            asyncio.ensure_future(call).cancel()
+            raise DataPlaneError(f"{op} on a closed plane")
+        try:
+            with anyio.fail_after(self._deadline_s):
+                return await call
+        except TimeoutError:
+            raise Overdue(f"TransferQueue did not answer {op} within {self._deadline_s:g} s") from None
+        except RuntimeError as error:
+            if isinstance(error, errors.AsyncRLError):
+                raise
+            raise DataPlaneError(f"TransferQueue refused {op}: {error}") from error
+
+
+def _arguments(holding: Holding) -> dict[str, Any]:
+    return {
+        "partition": holding.partition,
+        "consumer": holding.consumer,
+        "fences": dict(holding.fences),
+    }
+
+
+def _ray_errors() -> tuple[type[BaseException], ...]:
+    from ray.exceptions import RayError
+
+    return (RayError,)
+
+
+def _start_on_ray(config: dict[str, Any]) -> None:
+    import transfer_queue
+    from omegaconf import OmegaConf
+    from transfer_queue.controller import TransferQueueController
+    from transfer_queue.storage.simple_storage import SimpleStorageUnit
+
+    originals = {actor: actor.options for actor in (SimpleStorageUnit, TransferQueueController)}
+    environment = {"env_vars": frugal_environment()}
+    for actor, options in originals.items():
+        actor.options = partial(_without_cpus, options, environment)
+    try:
+        transfer_queue.init(OmegaConf.create(config, flags={"allow_objects": True}))
+    finally:
+        for actor, options in originals.items():
+            actor.options = options
+
+
+def _without_cpus(options: Callable[..., Any], runtime_env: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    return options(*args, **{**kwargs, "num_cpus": 0, "runtime_env": runtime_env})

@@ -1,0 +1,25 @@
+"""How a run ended: exit code and reason."""
+
+from dataclasses import dataclass
+
+LIMIT_STEPS = "step limit reached"
+LIMIT_BATCHES = "batch limit reached"
+REWARD_REACHED = "reward reached"
+DATA_EXHAUSTED = "data exhausted"
+INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """`code` is the process's exit code: 0 done, 1 failed, 130 interrupted."""
+
+    code: int
+    reason: str
+    error: BaseException | None = None
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """Return the error that came first out of nested exception groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,60 @@
+"""The errors that asyncrl raises on purpose: one base, few children, all picklable.
+
+Every message says what happened, the numbers that disagree, and what to do.
+"""
+
+
+class AsyncRLError(Exception):
+    """The base of every error that asyncrl raises on purpose."""
+
+
+class ConfigError(AsyncRLError, ValueError):
+    """An option has a value that cannot work; the message names option, value and range."""
+
+
+class VersionError(AsyncRLError, ValueError):
+    """A weight version went backwards, or is newer than the trainer's."""
+
+
+class TagError(AsyncRLError, LookupError):
+    """A group lacks a tag, or has one of the wrong kind; the message names key and tag."""
+
+
+class FilterError(AsyncRLError, RuntimeError):
+    """A filter broke its contract; the message names the filter."""
+
+
+class DataPlaneError(AsyncRLError, RuntimeError):
+    """The data plane refused an operation or gave a wrong answer."""
+
+
+class DataPlaneDown(DataPlaneError):
+    """A process of the data plane no longer answers."""
+
+
+class StoreFull(DataPlaneError):
+    """The store has no room for a put; nothing of the put was kept."""
+
+
+class MissingRows(DataPlaneError, LookupError):
+    """Keys or columns asked for do not exist; the message names them."""
+
+
+class ClaimLost(DataPlaneError):
+    """A claim was given to another owner; its fencing number no longer counts."""
+
+
+class Overdue(AsyncRLError, TimeoutError):
+    """A wait reached its deadline; the message says who waited for what, and how long."""
+
+
+class GenerationError(AsyncRLError, RuntimeError):
+    """Groups failed in a collector; the message carries the collector's own traceback."""
+
+
+class ActorDied(AsyncRLError, RuntimeError):
+    """An actor of the run died or stopped answering."""
+
+
+class RefillExhausted(AsyncRLError, RuntimeError):
+    """Dynamic sampling used up its attempts; the message names the drops by reason."""

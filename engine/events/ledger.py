@@ -1,0 +1,104 @@
+"""The ledger: where every sample is, and that each has one fate. A fold over the event log.
+
+Conservation: dispatched = trained + masked + dropped + failed + in flight + buffered + claimed
++ in training, at every event.
+"""
+
+from collections import Counter
+from enum import StrEnum
+from typing import Any
+
+from asyncrl.engine.events.types import (
+    AnyEvent,
+    Claimed,
+    Dispatched,
+    Put,
+    Settled,
+    StepStarted,
+)
+from asyncrl.engine.records.fate import DROPPED, FAILED_FATE, MASKED, TRAINED, split_fate
+
+
+class Place(StrEnum):
+    """Where a group is that has not settled. Each lives through some of these, in this order."""
+
+    IN_FLIGHT = "in_flight"
+    BUFFERED = "buffered"
+    CLAIMED = "claimed"
+    IN_TRAINING = "in_training"
+
+
+class Ledger:
+    """Counts samples by place and by fate; raises ValueError on an event that breaks the lifecycle."""
+
+    def __init__(self) -> None:
+        self.dispatched = 0
+        self.fates: Counter[str] = Counter()
+        self._groups: dict[int, tuple[Place, int]] = {}
+
+    def apply(self, event: AnyEvent) -> None:
+        match event:
+            case Dispatched():
+                if event.group in self._groups:
+                    raise ValueError(f"group {event.group} was dispatched twice")
+                self.dispatched += event.size
+                self._groups[event.group] = (Place.IN_FLIGHT, event.size)
+            case Put():
+                self._move(event.group, Place.BUFFERED)
+            case Claimed():
+                for group in event.groups:
+                    self._move(group, Place.CLAIMED)
+            case StepStarted():
+                for group in event.groups:
+                    self._move(group, Place.IN_TRAINING)
+            case Settled():
+                _, size = self._known(event.group)
+                if len(event.fates) != size:
+                    raise ValueError(f"group {event.group} of {size} samples settled {len(event.fates)}")
+                del self._groups[event.group]
+                self.fates.update(event.fates)
+
+    def count(self, place: Place) -> int:
+        """Return samples at a place."""
+        return sum(size for where, size in self._groups.values() if where is place)
+
+    @property
+    def trained(self) -> int:
+        return self.fates[TRAINED]
+
+    def by_reason(self, kind: str) -> dict[str, int]:
+        """Return counts by reason of `masked`, `dropped` or `failed`."""
+        split = ((split_fate(fate), count) for fate, count in self.fates.items())
+        return {reason: count for (this, reason), count in sorted(split) if this == kind}
+
+    @property
+    def unsettled(self) -> list[int]:
+        """Groups without a fate."""
+        return sorted(self._groups)
+
+    @property
+    def balanced(self) -> bool:
+        """Whether every dispatched sample is at one place or has one fate."""
+        return self.dispatched == sum(self.fates.values()) + sum(size for _, size in self._groups.values())
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "dispatched": self.dispatched,
+            "trained": self.trained,
+            "masked": self.by_reason(MASKED),
+            "dropped": self.by_reason(DROPPED),
+            "failed": self.by_reason(FAILED_FATE),
+            **{place.value: self.count(place) for place in Place},
+        }
+
+    def _known(self, group: int) -> tuple[Place, int]:
+        if group not in self._groups:
+            raise ValueError(f"group {group} is unknown, or has its fate already")
+        return self._groups[group]
+
+    def _move(self, group: int, place: Place) -> None:
+        where, size = self._known(group)
+        order = list(Place)
+        if order.index(place) <= order.index(where):
+            raise ValueError(f"group {group} cannot go from {where} to {place}")
+        self._groups[group] = (place, size)

@@ -1,0 +1,64 @@
+"""Steps, rewards and ages of a run so far. A fold over the event log, for the view and the summary."""
+
+from collections import Counter, deque
+
+from asyncrl.engine.events.types import AnyEvent, BatchJudged, Put, StepEnded
+
+WINDOW = 10
+
+
+class Means:
+    """The first and the last `WINDOW` (sum, count) pairs, and their means; NaN-free, None when empty."""
+
+    def __init__(self) -> None:
+        self.first: list[tuple[float, int]] = []
+        self.last: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+
+    def add(self, total: float, count: int) -> None:
+        if len(self.first) < WINDOW:
+            self.first.append((total, count))
+        self.last.append((total, count))
+
+    @staticmethod
+    def mean(pairs: "list[tuple[float, int]] | deque[tuple[float, int]]") -> float | None:
+        count = sum(n for _, n in pairs)
+        return sum(total for total, _ in pairs) / count if count else None
+
+
+class Progress:
+    """What the user watches. `rewards` is over all samples judged, `trained_rewards` over trained ones."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.batches = 0
+        self.trained_tokens = 0
+        self.generated_tokens = 0
+        self.first_step_wall: float | None = None
+        self.ages: Counter[int] = Counter()
+        self.rewards = Means()
+        self.trained_rewards = Means()
+        self.last_step: StepEnded | None = None
+        self.last_batch: BatchJudged | None = None
+
+    def apply(self, event: AnyEvent) -> None:
+        match event:
+            case BatchJudged():
+                self.batches += 1
+                self.rewards.add(event.reward_sum, event.reward_count)
+                self.last_batch = event
+            case StepEnded():
+                self.steps += 1
+                self.trained_tokens += event.tokens
+                self.ages.update({int(age): count for age, count in event.ages.items()})
+                self.trained_rewards.add(event.reward_sum, event.samples)
+                self.last_step = event
+                if self.first_step_wall is None:
+                    self.first_step_wall = event.wall
+            case Put():
+                self.generated_tokens += sum(event.tags.get("response_tokens", ()))
+
+    def mean_of_last(self, batches: int) -> float | None:
+        """Return the mean reward of the last batches (at most WINDOW), None before there are so many."""
+        if self.batches < batches:
+            return None
+        return Means.mean(list(self.rewards.last)[-batches:])

@@ -1,0 +1,240 @@
+"""The replay front end: claims whole groups, holds the hard bound on age, runs the filter chain.
+
+A batch is `groups_per_step` groups judged, or, with refill, kept. The bound (reason `stale`)
+always holds and no filter can lift it: at the claim against the version at which the batch will
+be trained, at hand-off against the trainer's version. Only the front end claims. After the
+claim tags alone are judged; no tensor moves.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import anyio
+import structlog
+
+from asyncrl.engine.data_plane.base import DataPlane
+from asyncrl.engine.errors import Overdue, RefillExhausted
+from asyncrl.engine.events.log import EventLog
+from asyncrl.engine.events.types import BatchJudged, Judged
+from asyncrl.engine.groups import Groups, Settlement, drop_fates
+from asyncrl.engine.records import GroupMeta
+from asyncrl.engine.records.columns import COLUMNS
+from asyncrl.engine.records.fate import STALE
+from asyncrl.engine.records.group import is_live_reward
+from asyncrl.engine.versions import Versions
+from asyncrl.filters import Chain, FilterContext, Judgement
+
+log = structlog.get_logger()
+
+LEASE_LOST = "lease_lost"
+
+
+@dataclass(slots=True)
+class Batch:
+    """A batch in the making. `judged` holds group numbers in the order of judgement."""
+
+    index: int
+    kept: list[Judgement] = field(default_factory=list)
+    judged: list[int] = field(default_factory=list)
+    drops: Counter[str] = field(default_factory=Counter)
+    reward_sum: float = 0.0
+    reward_count: int = 0
+    partial: bool = False
+
+
+class FrontEnd:
+    """Claims for one consumer. `more_may_come` says whether waiting for a group can help."""
+
+    def __init__(
+        self,
+        *,
+        plane: DataPlane,
+        groups: Groups,
+        chain: Chain,
+        versions: Versions,
+        log: EventLog,
+        partition: str,
+        consumer: str,
+        owner: str,
+        groups_per_step: int,
+        max_staleness: int,
+        seed: int,
+        poll_s: float,
+        starve_timeout_s: float,
+        more_may_come: Callable[[], bool],
+    ) -> None:
+        self._plane = plane
+        self._groups = groups
+        self._chain = chain
+        self._versions = versions
+        self._log = log
+        self._partition = partition
+        self._consumer = consumer
+        self._owner = owner
+        self._groups_per_step = groups_per_step
+        self._max_staleness = max_staleness
+        self._seed = seed
+        self._poll_s = poll_s
+        self._starve_timeout_s = starve_timeout_s
+        self._more_may_come = more_may_come
+        self.batches = 0
+        self._claims = 0
+        self.poll_hits = 0
+
+    async def next_batch(self) -> Batch:
+        """Assemble a batch; it is short, or empty, only when no more groups can come.
+
+        Raises RefillExhausted by configuration, Overdue when no group arrives in time.
+        """
+        batch = Batch(self.batches)
+        await self._fill(batch)
+        if not batch.judged:
+            return batch
+        self.batches += 1
+        self._log.append(
+            BatchJudged(
+                batch=batch.index,
+                judged=len(batch.judged),
+                kept=len(batch.kept),
+                attempts=self._attempts(batch),
+                reward_sum=batch.reward_sum,
+                reward_count=batch.reward_count,
+            )
+        )
+        return batch
+
+    async def hand_off(self, batch: Batch) -> None:
+        """Check age and claim of every kept group again, just before training.
+
+        What falls out is dropped; with refill it is replaced, otherwise the batch goes short.
+        """
+        while batch.kept:
+            held = await self._plane.held(self._groups.holding([j.group for j in batch.kept]))
+            lost = {
+                j.group.group: STALE if j.group.row in held else LEASE_LOST
+                for j in batch.kept
+                if j.group.row not in held or j.group.age(self._versions.trainer) > self._max_staleness
+            }
+            if not lost:
+                return
+            out = [j for j in batch.kept if j.group.group in lost]
+            batch.kept = [j for j in batch.kept if j.group.group not in lost]
+            for judgement in out:
+                batch.drops[lost[judgement.group.group]] += 1
+            await self._settle_dropped([(j.group, lost[j.group.group]) for j in out])
+            if self._chain.refill is None:
+                return
+            await self._fill(batch)
+
+    def _attempts(self, batch: Batch) -> int:
+        return -(-len(batch.judged) // self._groups_per_step)
+
+    def _wanted(self, batch: Batch) -> int:
+        """Return how many groups to judge next; 0 when the batch is complete."""
+        refill = self._chain.refill
+        if refill is None:
+            return self._groups_per_step - len(batch.judged)
+        missing = self._groups_per_step - len(batch.kept)
+        if missing <= 0 or batch.partial:
+            return 0
+        budget = refill.max_attempts * self._groups_per_step - len(batch.judged)
+        if budget > 0:
+            return min(missing, budget)
+        spent = (
+            f"{len(batch.judged)} groups judged in {self._attempts(batch)} attempts, {len(batch.kept)} of "
+            f"{self._groups_per_step} kept; dropped: {dict(batch.drops)}"
+        )
+        if refill.on_exhausted == "error":
+            raise RefillExhausted(
+                f"dynamic sampling used up its {refill.max_attempts} attempts: {spent}. "
+                "Raise max_attempts, or set on_exhausted of the dynamic_sampling filter"
+            )
+        if refill.on_exhausted == "train_partial":
+            batch.partial = True
+            return 0
+        attempt = self._groups_per_step - len(batch.judged) % self._groups_per_step
+        if attempt == self._groups_per_step:
+            log.warning("dynamic sampling goes on past its attempts", spent=spent)
+        return min(missing, attempt)
+
+    async def _fill(self, batch: Batch) -> None:
+        while wanted := self._wanted(batch):
+            groups = await self._claim(wanted)
+            if not groups:
+                return
+            await self._judge(batch, groups)
+
+    async def _claim(self, wanted: int) -> Sequence[GroupMeta]:
+        """Claim up to `wanted` groups, waiting for the first; empty when no more can come."""
+        told = True
+        try:
+            with anyio.fail_after(self._starve_timeout_s):
+                while True:
+                    arrivals = self._groups.arrivals
+                    claim = await self._plane.claim(
+                        self._partition,
+                        self._consumer,
+                        columns=COLUMNS,
+                        max_groups=wanted,
+                        owner=self._owner,
+                        claim_id=f"{self._owner}/{self._claims}",
+                    )
+                    self._claims += 1
+                    if claim.groups:
+                        self.poll_hits += not told
+                        self._groups.claim(claim)
+                        return claim.groups
+                    if not self._more_may_come():
+                        return ()
+                    told = await self._groups.changed.wait_at_most(partial(self._news_since, arrivals), self._poll_s)
+        except TimeoutError as error:
+            if isinstance(error, Overdue):
+                raise
+            versions = self._versions
+            raise Overdue(
+                f"no group to judge for {self._starve_timeout_s:g} s: {len(self._groups.in_flight)} in flight, "
+                f"run-ahead {self._groups.run_ahead.used}/{self._groups.run_ahead.limit}, trainer version "
+                f"{versions.trainer}, published {versions.published}"
+            ) from None
+
+    def _news_since(self, arrivals: int) -> bool:
+        return self._groups.arrivals != arrivals or not self._more_may_come()
+
+    async def _judge(self, batch: Batch, groups: Sequence[GroupMeta]) -> None:
+        version = self._versions.next_batch
+        fresh = [group for group in groups if group.age(version) <= self._max_staleness]
+        context = FilterContext(trainer_version=version, step=version, seed=self._seed)
+        judgements = {j.group.group: j for j in self._chain.judge(fresh, context)}
+        dropped: list[tuple[GroupMeta, str]] = []
+        for group in groups:
+            number = group.group
+            judgement = judgements.get(number)
+            reason = STALE if judgement is None else judgement.dropped
+            batch.judged.append(number)
+            finite = [r for r in group.rewards if is_live_reward(r) and r is not None]
+            batch.reward_sum += sum(finite)
+            batch.reward_count += len(finite)
+            self._log.append(
+                Judged(
+                    group=number,
+                    batch=batch.index,
+                    age=group.age(version),
+                    dropped=reason,
+                    by=judgement.by if judgement else "front_end",
+                    masked=dict(judgement.masked) if judgement else {},
+                )
+            )
+            if reason is not None:
+                dropped.append((group, reason))
+                batch.drops[reason] += 1
+            elif judgement is not None:
+                batch.kept.append(judgement)
+        await self._settle_dropped(dropped)
+
+    async def _settle_dropped(self, dropped: Sequence[tuple[GroupMeta, str]]) -> None:
+        """Settle groups; with refill their capacity comes back now, without it with their batch."""
+        await self._groups.settle([Settlement(group, drop_fates(group, reason)) for group, reason in dropped])
+        if self._chain.refill is not None:
+            self._groups.release([group.group for group, _ in dropped])

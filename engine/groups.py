@@ -1,0 +1,147 @@
+"""The controller's register of groups, and `settle`, the one act that ends a sample.
+
+Invariants: a group is in flight, buffered, claimed or settled, and moves that way only; each of
+its samples gets one fate, logged before its key is cleared; its capacity comes back once.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from asyncrl.engine.data_plane.base import Claim, DataPlane, Holding
+from asyncrl.engine.events.log import EventLog
+from asyncrl.engine.events.types import (
+    Claimed,
+    Dispatched,
+    GroupFailed,
+    Put,
+    Released,
+    Settled,
+    written,
+)
+from asyncrl.engine.records import Grant, GroupMeta
+from asyncrl.engine.records import group as tag
+from asyncrl.engine.records.fate import RUN_ENDED, TRAINED, dropped, failed, masked
+from asyncrl.engine.run_ahead import RunAhead
+from asyncrl.engine.signal import Signal
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """A group and the fate of each of its samples, in the order of its keys."""
+
+    group: GroupMeta
+    fates: tuple[str, ...]
+
+
+def drop_fates(group: GroupMeta, reason: str) -> tuple[str, ...]:
+    """Fates of a dropped group: its failed samples failed before."""
+    causes = group.sample_tag(tag.CAUSE)
+    return tuple(
+        failed(str(cause)) if status == tag.FAILED else dropped(reason)
+        for status, cause in zip(group.statuses, causes, strict=True)
+    )
+
+
+def trained_fates(group: GroupMeta, trained: Iterable[int], masks: Mapping[int, str]) -> tuple[str, ...]:
+    """Fates of a group that was trained on: samples in `trained`, the rest masked or failed."""
+    chosen = set(trained)
+    base = drop_fates(group, RUN_ENDED)
+    return tuple(TRAINED if i in chosen else masked(masks[i]) if i in masks else fate for i, fate in enumerate(base))
+
+
+class Groups:
+    """Groups that have no fate yet. `changed` tells of every arrival, failure and settlement."""
+
+    def __init__(self, *, plane: DataPlane, partition: str, consumer: str, log: EventLog, run_ahead: RunAhead) -> None:
+        self._plane = plane
+        self._partition = partition
+        self._consumer = consumer
+        self._log = log
+        self.run_ahead = run_ahead
+        self.in_flight: dict[int, Grant] = {}
+        self.buffered: dict[int, GroupMeta] = {}
+        self.claimed: dict[int, GroupMeta] = {}
+        self._fences: dict[str, int] = {}
+        self.arrivals = 0
+        self.changed = Signal()
+
+    def dispatch(self, grant: Grant, collector: str) -> None:
+        """Note a group before it is granted; it takes capacity."""
+        self.run_ahead.take(grant.group)
+        self.in_flight[grant.group] = grant
+        self._log.append(
+            Dispatched(
+                group=grant.group,
+                prompt=grant.prompt.id,
+                dataset=grant.prompt.dataset,
+                size=grant.size,
+                collector=collector,
+            )
+        )
+
+    def arrive(self, group: GroupMeta) -> None:
+        """Note that a group is in the data plane; a notice that comes after the claim changes nothing."""
+        if self.in_flight.pop(group.group, None) is None:
+            return
+        self.buffered[group.group] = group
+        self.arrivals += 1
+        self._log.append(Put(group=group.group, keys=list(group.keys), tags=written(group.tags)))
+        self.changed.notify()
+
+    def fail(self, group: int, reason: str, error: str) -> None:
+        """Settle a group that ended without a put; nothing of it is in the data plane."""
+        grant = self.in_flight.pop(group, None)
+        if grant is None:
+            return
+        self._log.append(GroupFailed(group=group, reason=reason, error=error))
+        self._log.append(Settled(group=group, fates=[failed(reason)] * grant.size))
+        self.release([group])
+        self.changed.notify()
+
+    def claim(self, claim: Claim) -> None:
+        """Note a claim; a group whose put notice is still on its way has arrived by that."""
+        for group in claim.groups:
+            self.arrive(group)
+            self.claimed[group.group] = self.buffered.pop(group.group)
+            self._fences[group.row] = claim.fence
+        if claim.groups:
+            self._log.append(Claimed(claim=claim.id, fence=claim.fence, groups=[group.group for group in claim.groups]))
+
+    def holding(self, groups: Sequence[GroupMeta]) -> Holding:
+        """Return the fencing numbers under which groups were claimed."""
+        return Holding(self._partition, self._consumer, {group.row: self._fences[group.row] for group in groups})
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        """End claimed groups: log fates, clear keys. Capacity comes back by `release`."""
+        if not settlements:
+            return
+        groups = [settlement.group for settlement in settlements]
+        for settlement in settlements:
+            del self.claimed[settlement.group.group]
+            self._log.append(Settled(group=settlement.group.group, fates=list(settlement.fates)))
+        holding = self.holding(groups)
+        for group in groups:
+            del self._fences[group.row]
+        keys = [key for group in groups for key in group.keys]
+        await self._plane.clear(self._partition, keys, holding=holding)
+        self.changed.notify()
+
+    def release(self, groups: Iterable[int]) -> None:
+        """Give capacity back to run-ahead, once a group."""
+        freed = self.run_ahead.give_back(groups)
+        if freed:
+            self._log.append(Released(groups=freed))
+
+    async def settle_rest(self) -> None:
+        """At the end of a run: whatever has no fate is dropped(run_ended), and no key stays."""
+        for grant in self.in_flight.values():
+            self._log.append(Settled(group=grant.group, fates=[dropped(RUN_ENDED)] * grant.size))
+        for group in (*self.buffered.values(), *self.claimed.values()):
+            self._log.append(Settled(group=group.group, fates=list(drop_fates(group, RUN_ENDED))))
+        left = [*self.in_flight, *self.buffered, *self.claimed]
+        self.in_flight.clear()
+        self.buffered.clear()
+        self.claimed.clear()
+        self._fences.clear()
+        self.release(left)
+        await self._plane.clear(self._partition, await self._plane.keys(self._partition))

@@ -1,0 +1,1 @@
+"""Starting, supervising and stopping what a run is made of."""

@@ -1,0 +1,64 @@
+"""`runtime: local`: the whole run in this process, on one event loop, one order for one seed."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import torch
+
+from asyncrl.configs import RunConfig
+from asyncrl.engine.data_plane.local import LocalPlane
+from asyncrl.engine.lifecycle.base import World
+from asyncrl.engine.lifecycle.parts import (
+    build_collector,
+    build_rank,
+    build_run_model,
+    load_run_task,
+    train_partition,
+    warm_up_examples,
+)
+from asyncrl.engine.model.tokenizer import load_tokenizer
+from asyncrl.engine.offload import in_place
+from asyncrl.engine.weights.base import InProcess
+from asyncrl.trainers.reducer import Meeting
+
+
+@asynccontextmanager
+async def local_world(config: RunConfig) -> AsyncIterator[World]:
+    """Build everything here; nothing outlives the context."""
+    torch.set_num_threads(config.trainer.threads)
+    plane = LocalPlane(
+        clock=time.monotonic,
+        capacity_rows=config.data_plane.capacity_rows,
+        lease_s=config.data_plane.lease_s,
+    )
+    await plane.register(train_partition(config))
+    transport = InProcess()
+    meeting = Meeting(config.trainer.ranks, config.trainer.step_timeout_s)
+    task = load_run_task(config)
+    collectors = [
+        build_collector(config, i, model=build_run_model(config), plane=plane, transport=transport, offload=in_place)
+        for i in range(config.collector.count)
+    ]
+    ranks = [
+        build_rank(
+            config,
+            i,
+            model=build_run_model(config),
+            plane=plane,
+            reducer=meeting.member(i),
+            transport=transport,
+            offload=in_place,
+        )
+        for i in range(config.trainer.ranks)
+    ]
+    try:
+        yield World(
+            plane=plane,
+            collectors=collectors,
+            ranks=ranks,
+            prompts=task.prompts(),
+            examples=warm_up_examples(task, load_tokenizer(config.model.path)),
+        )
+    finally:
+        await plane.close()

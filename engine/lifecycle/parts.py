@@ -1,0 +1,108 @@
+"""Collectors and ranks from a configuration, the same in every world."""
+
+from typing import Any
+
+from asyncrl.collectors.collector import Collector
+from asyncrl.collectors.generators.torch_generator import TorchGenerator
+from asyncrl.collectors.tasks import Task, load_task
+from asyncrl.configs import RunConfig
+from asyncrl.engine.data_plane.base import DataPlane, Partition
+from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION
+from asyncrl.engine.model.causal_lm import build_model
+from asyncrl.engine.model.tokenizer import Tokenizer, load_tokenizer
+from asyncrl.engine.offload import Offload
+from asyncrl.engine.records.columns import COLUMNS
+from asyncrl.engine.weights.base import WeightTransport
+from asyncrl.trainers.backends.torch_backend import TorchBackend
+from asyncrl.trainers.objective import Clip
+from asyncrl.trainers.rank import TrainerRank
+from asyncrl.trainers.reducer import Reducer
+
+
+def train_partition(config: RunConfig) -> Partition:
+    return Partition(PARTITION, config.rollout.group_size, COLUMNS, (CONSUMER,))
+
+
+def load_run_task(config: RunConfig) -> Task:
+    return load_task(config.task.name, config.task.options)
+
+
+def warm_up_examples(task: Task, tokenizer: Tokenizer) -> list[tuple[list[int], int]]:
+    """Return (ids of prompt, answer and end, prompt tokens) of the task's examples."""
+    pairs = []
+    for prompt, answer in task.examples():
+        ids = tokenizer.encode(prompt)
+        pairs.append(([*ids, *tokenizer.encode(answer), tokenizer.eos_id], len(ids)))
+    return pairs
+
+
+def build_collector(
+    config: RunConfig,
+    index: int,
+    *,
+    model: Any,
+    plane: DataPlane,
+    transport: WeightTransport,
+    offload: Offload[Any],
+) -> Collector:
+    tokenizer = load_tokenizer(config.model.path)
+    generator = TorchGenerator(
+        model,
+        eos_id=tokenizer.eos_id,
+        pad_id=tokenizer.pad_id,
+        decode_samples=config.collector.decode_samples,
+        alone=config.rollout.max_staleness == 0,
+        offload=offload,
+    )
+    return Collector(
+        f"collector{index}",
+        generator=generator,
+        task=load_run_task(config),
+        tokenizer=tokenizer,
+        plane=plane,
+        partition=PARTITION,
+        transport=transport,
+        offload=offload,
+        temperature=config.rollout.temperature,
+        max_new_tokens=config.rollout.max_new_tokens,
+        group_timeout_s=config.collector.group_timeout_s,
+        put_timeout_s=config.collector.put_timeout_s,
+    )
+
+
+def build_run_model(config: RunConfig) -> Any:
+    vocab_size = load_tokenizer(config.model.path).vocab_size
+    return build_model(config.model, vocab_size=vocab_size, seed=config.run.seed)
+
+
+def build_rank(
+    config: RunConfig,
+    rank: int,
+    *,
+    model: Any,
+    plane: DataPlane,
+    reducer: Reducer,
+    transport: WeightTransport,
+    offload: Offload[Any],
+) -> TrainerRank:
+    trainer = config.trainer
+    backend = TorchBackend(
+        model,
+        pad_id=load_tokenizer(config.model.path).pad_id,
+        temperature=config.rollout.temperature,
+        clip=Clip(trainer.clip_low, trainer.clip_high, trainer.dual_clip),
+        betas=(trainer.beta1, trainer.beta2),
+        weight_decay=trainer.weight_decay,
+        max_grad_norm=trainer.max_grad_norm,
+    )
+    return TrainerRank(
+        rank,
+        trainer.ranks,
+        backend=backend,
+        plane=plane,
+        partition=PARTITION,
+        reducer=reducer,
+        transport=transport,
+        offload=offload,
+        learning_rate=trainer.learning_rate,
+    )

@@ -1,0 +1,206 @@
+"""`runtime: ray`: Ray, TransferQueue and one process an actor, all on this node's loopback.
+
+Invariant: whatever was started here is gone when the context ends, however it ends.
+"""
+
+import logging
+import os
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from asyncrl.configs import RunConfig
+from asyncrl.engine.data_plane.tq import (
+    TransferQueuePlane,
+    bind_to_loopback,
+    frugal_environment,
+)
+from asyncrl.engine.errors import ActorDied, Overdue
+from asyncrl.engine.lifecycle.base import World
+from asyncrl.engine.lifecycle.parts import load_run_task, train_partition, warm_up_examples
+from asyncrl.engine.lifecycle.ray_actors import CollectorActor, RankActor
+from asyncrl.engine.model.tokenizer import load_tokenizer
+from asyncrl.engine.outbox import Numbered
+from asyncrl.engine.records import Grant
+from asyncrl.engine.records.work import RankResult, RankWork
+
+# Room beyond the wait that a long poll asks for, before its caller gives up.
+_GRACE_S = 10.0
+
+
+class RemoteActor:
+    """A handle on an actor: calls have a deadline, and its death is an ActorDied."""
+
+    def __init__(self, name: str, actor: Any, answer_timeout_s: float) -> None:
+        self.name = name
+        self.actor = actor
+        self._answer_timeout_s = answer_timeout_s
+
+    async def _call(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
+        return await self._await(self.actor.call.remote(method, args, kwargs), method, timeout_s)
+
+    async def connect(self, *args: Any, timeout_s: float) -> None:
+        await self._await(self.actor.connect.remote(*args), "connect", timeout_s)
+
+    async def _await(self, reference: Any, method: str, timeout_s: float | None) -> Any:
+        limit = self._answer_timeout_s if timeout_s is None else timeout_s
+        try:
+            with anyio.fail_after(limit):
+                return await reference
+        except RayTaskError:
+            raise  # The actor's own error, with its traceback.
+        except RayActorError as error:
+            raise ActorDied(f"{self.name} died during {method}: {error}") from error
+        except TimeoutError:
+            raise ActorDied(f"{self.name} did not answer {method} within {limit:g} s") from None
+
+    async def events(self, after_seq: int, wait_s: float) -> list[Numbered]:
+        messages: list[Numbered] = await self._call("events", after_seq, wait_s, timeout_s=wait_s + _GRACE_S)
+        return messages
+
+
+class RemoteCollector(RemoteActor):
+    def __init__(self, name: str, actor: Any, config: RunConfig) -> None:
+        super().__init__(name, actor, config.supervision.answer_timeout_s)
+        self._publish_timeout_s = config.trainer.publish_timeout_s
+
+    async def run(self) -> None:
+        # No deadline: it ends with the run. The long poll beside it watches the actor.
+        await self._call("run", timeout_s=float("inf"))
+
+    async def stop(self) -> None:
+        await self._call("stop")
+
+    async def grant(self, grants: Sequence[Grant]) -> None:
+        await self._call("grant", grants)
+
+    async def update_weights(self, version: int, handle: Any) -> None:
+        await self._call("update_weights", version, handle, timeout_s=self._publish_timeout_s)
+
+    async def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = await self._call("status")
+        return status
+
+
+class RemoteRank(RemoteActor):
+    def __init__(self, name: str, actor: Any, config: RunConfig) -> None:
+        super().__init__(name, actor, config.supervision.answer_timeout_s)
+        self._step_timeout_s = config.trainer.step_timeout_s
+
+    async def train(self, work: RankWork) -> RankResult:
+        result: RankResult = await self._call("train", work, timeout_s=self._step_timeout_s)
+        return result
+
+    async def warm_up(
+        self, examples: Sequence[tuple[list[int], int]], *, steps: int, batch: int, learning_rate: float
+    ) -> float:
+        loss: float = await self._call(
+            "warm_up",
+            examples,
+            steps=steps,
+            batch=batch,
+            learning_rate=learning_rate,
+            timeout_s=self._step_timeout_s * steps,
+        )
+        return loss
+
+    async def weights(self) -> Any:
+        return await self._call("weights")
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """Environment of all processes of the run: one or few threads each, or they fight for the cores."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "passive",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        **frugal_environment(),
+    }
+
+
+@asynccontextmanager
+async def ray_cluster(threads: int = 1) -> AsyncIterator[None]:
+    """Start Ray on this node's loopback for the length of the context."""
+    bind_to_loopback()
+    for name, value in _environment(threads).items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    start = partial(
+        ray.init,
+        address="local",
+        namespace="asyncrl",
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        configure_logging=False,
+        _node_ip_address="127.0.0.1",
+    )
+    await anyio.to_thread.run_sync(start)
+    try:
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(ray.shutdown)
+
+
+@asynccontextmanager
+async def ray_world(config: RunConfig) -> AsyncIterator[World]:
+    """Start the actors and TransferQueue on a running Ray, all at once; end them with the context."""
+    user_path = str(Path.cwd())
+    task = load_run_task(config)
+    remote = {"num_cpus": 0, "max_restarts": 0}
+    collectors = [
+        RemoteCollector(
+            f"collector{i}", ray.remote(CollectorActor).options(**remote).remote(config, i, user_path), config
+        )
+        for i in range(config.collector.count)
+    ]
+    ranks = [
+        RemoteRank(f"rank{i}", ray.remote(RankActor).options(**remote).remote(config, i, user_path), config)
+        for i in range(config.trainer.ranks)
+    ]
+    start_s = config.supervision.start_timeout_s
+    async with AsyncExitStack() as stack:
+        stack.callback(_kill, [handle.actor for handle in (*collectors, *ranks)])
+        meeting = stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncrl-"))
+        try:
+            with anyio.fail_after(start_s):
+                plane = await TransferQueuePlane.start(
+                    storage_units=config.data_plane.storage_units,
+                    deadline_s=config.data_plane.deadline_s,
+                    start_s=start_s,
+                    capacity_rows=config.data_plane.capacity_rows,
+                    lease_s=config.data_plane.lease_s,
+                )
+                stack.push_async_callback(plane.close)
+                await plane.register(train_partition(config))
+                async with anyio.create_task_group() as tasks:
+                    for collector in collectors:
+                        tasks.start_soon(partial(collector.connect, timeout_s=start_s))
+                    for rank in ranks:
+                        tasks.start_soon(partial(rank.connect, f"{meeting}/ranks", timeout_s=start_s))
+        except TimeoutError as error:
+            if isinstance(error, Overdue):
+                raise
+            raise Overdue(f"the actors did not start within {start_s:g} s") from None
+        yield World(
+            plane=plane,
+            collectors=collectors,
+            ranks=ranks,
+            prompts=task.prompts(),
+            examples=warm_up_examples(task, load_tokenizer(config.model.path)),
+        )
+
+
+def _kill(actors: Sequence[Any]) -> None:
+    for actor in actors:
+        ray.kill(actor, no_restart=True)

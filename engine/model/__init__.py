@@ -1,0 +1,1 @@
+"""The model and its tokenizer, shared by generators and trainer ranks."""

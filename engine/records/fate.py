@@ -1,0 +1,35 @@
+"""The one terminal state of a sample, and the reasons that asyncrl itself gives.
+
+A fate is written `trained`, or `masked:<reason>`, `dropped:<reason>`, `failed:<reason>`.
+"""
+
+TRAINED = "trained"
+MASKED = "masked"
+DROPPED = "dropped"
+FAILED_FATE = "failed"
+
+# Reasons that no filter owns.
+STALE = "stale"
+FEW_LIVE = "few_live"
+NAN_REWARD = "nan_reward"
+NO_TOKENS = "no_trainable_tokens"
+OVER_BUDGET = "over_budget"
+RUN_ENDED = "run_ended"
+
+
+def masked(reason: str) -> str:
+    return f"{MASKED}:{reason}"
+
+
+def dropped(reason: str) -> str:
+    return f"{DROPPED}:{reason}"
+
+
+def failed(reason: str) -> str:
+    return f"{FAILED_FATE}:{reason}"
+
+
+def split_fate(fate: str) -> tuple[str, str]:
+    """Return kind and reason of a written fate; the reason of `trained` is empty."""
+    kind, _, reason = fate.partition(":")
+    return kind, reason

@@ -1,0 +1,26 @@
+"""What the controller hands to a collector: prompts, and grants to generate a group."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of a task. `id` is stable over epochs and retries."""
+
+    id: int
+    text: str
+    answer: str = ""
+    dataset: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Leave to generate one group: `size` samples of `prompt`.
+
+    A sample's seed is a function of (`seed`, `group`, index), whoever generates it.
+    """
+
+    group: int
+    prompt: Prompt
+    size: int
+    seed: int

@@ -1,0 +1,38 @@
+"""One primitive for waiting in this process: until a condition holds, with a deadline and an error.
+
+Whoever changes what a condition reads calls `notify`; nothing polls.
+"""
+
+from collections.abc import Callable
+
+import anyio
+
+from asyncrl.engine.errors import Overdue
+
+
+class Signal:
+    """Wakes all waiters on `notify`; each looks at its own condition again."""
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+
+    def notify(self) -> None:
+        """Tell all waiters to look again."""
+        self._event.set()
+        self._event = anyio.Event()
+
+    async def wait_for(self, condition: Callable[[], bool], *, timeout_s: float, what: str) -> None:
+        """Return once `condition()` holds; Overdue, saying `what`, after `timeout_s`."""
+        try:
+            with anyio.fail_after(timeout_s):
+                while not condition():
+                    await self._event.wait()
+        except TimeoutError:
+            raise Overdue(f"{what}: nothing for {timeout_s:g} s") from None
+
+    async def wait_at_most(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Return whether `condition()` came to hold within `timeout_s`."""
+        with anyio.move_on_after(timeout_s):
+            while not condition():
+                await self._event.wait()
+        return condition()

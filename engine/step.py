@@ -1,0 +1,232 @@
+"""One training step: advantages, plan, ranks, settlement. Metadata only; tensors stay with the ranks.
+
+Invariant: every sample of a batch that reaches a step has its fate when the step has ended.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from asyncrl.configs import RunConfig
+from asyncrl.engine import metrics
+from asyncrl.engine.errors import AsyncRLError, Overdue
+from asyncrl.engine.events.log import EventLog
+from asyncrl.engine.events.types import Planned, StepEnded, StepStarted
+from asyncrl.engine.front_end import Batch
+from asyncrl.engine.groups import Groups, Settlement, trained_fates
+from asyncrl.engine.lifecycle.base import RankHandle
+from asyncrl.engine.records import Plan
+from asyncrl.engine.records.fate import OVER_BUDGET
+from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.versions import Versions
+from asyncrl.filters import Judgement
+from asyncrl.trainers.advantages import group_advantages
+from asyncrl.trainers.fan_out import over_budget, plan_batch
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What of a batch is trained: per key its tokens and advantage; per group the masks."""
+
+    lengths: Mapping[str, int]
+    prompt_tokens: Mapping[str, int]
+    response_tokens: Mapping[str, int]
+    advantages: Mapping[str, float]
+    masks: Mapping[int, Mapping[int, str]]
+
+
+class Step:
+    """Runs batches through the ranks. `run` returns a handle on the new weights."""
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        ranks: Sequence[RankHandle],
+        groups: Groups,
+        versions: Versions,
+        log: EventLog,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._ranks = ranks
+        self._groups = groups
+        self._versions = versions
+        self._log = log
+        self._clock = clock
+
+    async def run(self, batch: Batch, *, waited_s: float, poll_hits: int) -> Any | None:
+        """Train on a batch's survivors; None, and no step, if no sample of it can be trained."""
+        selection = self._select(batch.kept)
+        if not selection.lengths:
+            await self._groups.settle(self._settlements(batch, selection))
+            return None
+        trainer = self._config.trainer
+        plan = plan_batch(selection.lengths, ranks=len(self._ranks), budget_tokens=trainer.micro_batch_tokens)
+        started = self._clock()
+        self._announce(batch, plan)
+        self._versions.begin_step()
+        results = await self._train(plan, selection)
+        ages = Counter(
+            judgement.group.age(self._versions.trainer)
+            for judgement in batch.kept
+            for i in judgement.trained
+            if judgement.group.keys[i] in selection.lengths
+        )
+        version = self._versions.advance()
+        self._log.append(
+            StepEnded(
+                step=version,
+                version=version,
+                seconds=round(self._clock() - started, 6),
+                ages={str(age): n for age, n in sorted(ages.items())},
+                samples=len(selection.lengths),
+                tokens=sum(selection.response_tokens.values()),
+                reward_sum=_reward_sum(batch.kept, selection),
+                metrics=self._metrics(batch, plan, results=results, ages=ages, waited_s=waited_s, poll_hits=poll_hits),
+            )
+        )
+        handle: Any = None
+
+        async def send_weights() -> None:
+            nonlocal handle
+            handle = await self._ranks[0].weights()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._groups.settle, self._settlements(batch, selection))
+            tasks.start_soon(send_weights)
+        return handle
+
+    def _select(self, kept: Sequence[Judgement]) -> Selection:
+        trainer = self._config.trainer
+        lengths: dict[str, int] = {}
+        prompts: dict[str, int] = {}
+        responses: dict[str, int] = {}
+        advantages: dict[str, float] = {}
+        masks: dict[int, dict[int, str]] = {}
+        for judgement in kept:
+            group = judgement.group
+            live = [float(group.rewards[i] or 0.0) for i in judgement.live]
+            by_index = dict(
+                zip(
+                    judgement.live,
+                    group_advantages(live, baseline=trainer.advantage_baseline, scale=trainer.advantage_scale),
+                    strict=True,
+                )
+            )
+            sizes = {group.keys[i]: group.prompt_tokens + group.response_tokens[i] for i in judgement.trained}
+            too_long = over_budget(sizes, trainer.micro_batch_tokens)
+            if too_long and trainer.over_budget == "error":
+                raise AsyncRLError(
+                    f"{too_long[0]} has {sizes[too_long[0]]} tokens, over trainer.micro_batch_tokens "
+                    f"{trainer.micro_batch_tokens}; raise it, or set trainer.over_budget to mask"
+                )
+            masks[group.group] = {
+                **judgement.masked,
+                **{i: OVER_BUDGET for i in judgement.trained if group.keys[i] in too_long},
+            }
+            for i in judgement.trained:
+                key = group.keys[i]
+                if key not in too_long:
+                    lengths[key] = sizes[key]
+                    prompts[key] = group.prompt_tokens
+                    responses[key] = group.trainable_tokens[i]
+                    advantages[key] = by_index[i]
+        return Selection(lengths, prompts, responses, advantages, masks)
+
+    def _announce(self, batch: Batch, plan: Plan) -> None:
+        step = self._versions.trainer + 1
+        self._log.append(
+            Planned(
+                batch=batch.index,
+                step=step,
+                ranks=[[list(micro.keys) for micro in rank] for rank in plan.ranks],
+                fillers=sum(micro.filler for rank in plan.ranks for micro in rank),
+            )
+        )
+        self._log.append(
+            StepStarted(
+                step=step,
+                version=self._versions.trainer,
+                groups=[judgement.group.group for judgement in batch.kept],
+            )
+        )
+
+    async def _train(self, plan: Plan, selection: Selection) -> list[RankResult]:
+        total = sum(selection.response_tokens.values())
+        results: dict[int, RankResult] = {}
+
+        async def train_rank(index: int) -> None:
+            keys = {key for micro in plan.ranks[index] for key in micro.keys}
+            work = RankWork(
+                step=self._versions.trainer + 1,
+                micro_batches=plan.ranks[index],
+                advantages={key: selection.advantages[key] for key in keys},
+                prompt_tokens={key: selection.prompt_tokens[key] for key in keys},
+                total_tokens=total,
+            )
+            results[index] = await self._ranks[index].train(work)
+
+        limit = self._config.trainer.step_timeout_s
+        try:
+            with anyio.fail_after(limit):
+                async with anyio.create_task_group() as tasks:
+                    for index in range(len(self._ranks)):
+                        tasks.start_soon(train_rank, index)
+        except TimeoutError:
+            raise Overdue(f"step {self._versions.trainer + 1} took longer than {limit:g} s") from None
+        trained = sum(result.tokens for result in results.values())
+        if trained != total:
+            raise AsyncRLError(f"the ranks trained on {trained} tokens; the plan holds {total}")
+        return [results[index] for index in range(len(self._ranks))]
+
+    def _settlements(self, batch: Batch, selection: Selection) -> list[Settlement]:
+        out = []
+        for judgement in batch.kept:
+            masks = selection.masks[judgement.group.group]
+            trained = [i for i in judgement.trained if i not in masks]
+            out.append(Settlement(judgement.group, trained_fates(judgement.group, trained, masks)))
+        return out
+
+    def _metrics(
+        self,
+        batch: Batch,
+        plan: Plan,
+        *,
+        results: Sequence[RankResult],
+        ages: Mapping[int, int],
+        waited_s: float,
+        poll_hits: int,
+    ) -> dict[str, float]:
+        tokens = sum(result.tokens for result in results)
+        samples = sum(ages.values())
+        return {
+            metrics.LOSS: sum(result.loss for result in results),
+            metrics.GRAD_NORM: results[0].grad_norm,
+            metrics.RATIO_MEAN: sum(result.ratio_sum for result in results) / tokens,
+            metrics.CLIPPED_FRACTION: sum(result.clipped for result in results) / tokens,
+            metrics.KL_MEAN: sum(result.kl_sum for result in results) / tokens,
+            metrics.TOKENS: tokens,
+            metrics.MICRO_BATCHES: sum(len(rank) for rank in plan.ranks),
+            metrics.FILLER_MICRO_BATCHES: sum(micro.filler for rank in plan.ranks for micro in rank),
+            metrics.GROUPS_KEPT: len(batch.kept),
+            metrics.GROUPS_JUDGED: len(batch.judged),
+            metrics.AGE_MEAN: sum(age * n for age, n in ages.items()) / samples,
+            metrics.AGE_MAX: max(ages),
+            metrics.PUBLISH_LAG: self._versions.publish_lag,
+            metrics.RUN_AHEAD: self._groups.run_ahead.used,
+            metrics.POLL_HITS: poll_hits,
+            metrics.TRAINER_WAIT: round(waited_s, 6),
+        }
+
+
+def _reward_sum(kept: Sequence[Judgement], selection: Selection) -> float:
+    return sum(
+        float(judgement.group.rewards[i] or 0.0)
+        for judgement in kept
+        for i in judgement.trained
+        if judgement.group.keys[i] in selection.lengths
+    )

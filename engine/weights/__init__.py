@@ -1,0 +1,1 @@
+"""Transports of weights from trainer to generators."""

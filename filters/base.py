@@ -1,0 +1,130 @@
+"""The class that users write: judge a group by its tags.
+
+A filter sees tags only, never a tensor, and cannot change a tag, reorder keys or split a group.
+"""
+
+import inspect
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from asyncrl.engine.errors import TagError
+from asyncrl.engine.records import GroupMeta
+from asyncrl.engine.records.group import FAILED, is_live_reward
+from asyncrl.filters.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class FilterContext:
+    """Where a group is judged: `trainer_version` is the one at which its batch will be trained."""
+
+    trainer_version: int
+    step: int
+    seed: int
+
+    def rng(self, group: "GroupView") -> random.Random:
+        """Return a generator that depends on (seed, step, group) alone."""
+        return random.Random(f"{self.seed}/{self.step}/{group.group}")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """A group as a filter sees it: read-only tags by column, and which samples are live.
+
+    `live` holds the indexes of samples whose reward counts: generated, finite, and not masked
+    with the reward dropped. `trained` holds those that would be trained on as things stand.
+    """
+
+    meta: GroupMeta
+    live: tuple[int, ...]
+    trained: tuple[int, ...]
+
+    @classmethod
+    def of(cls, meta: GroupMeta) -> "GroupView":
+        """View a group fresh from its claim."""
+        finished = [i for i, status in enumerate(meta.statuses) if status != FAILED]
+        live = tuple(i for i in finished if is_live_reward(meta.rewards[i]))
+        trained = tuple(i for i in live if meta.trainable_tokens[i] > 0)
+        frozen = {name: tuple(v) if isinstance(v, list) else v for name, v in meta.tags.items()}
+        return cls(GroupMeta(meta.keys, MappingProxyType(frozen)), live, trained)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self.meta.keys
+
+    @property
+    def group(self) -> int:
+        """The group's dispatch number."""
+        return self.meta.group
+
+    @property
+    def size(self) -> int:
+        return self.meta.size
+
+    @property
+    def version(self) -> int:
+        """The oldest weight version of any token."""
+        return self.meta.version
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Response tokens of each sample; 0 for a failed one."""
+        return self.meta.response_tokens
+
+    @property
+    def rewards(self) -> tuple[float | None, ...]:
+        """The reward of each sample as the environment gave it."""
+        return self.meta.rewards
+
+    def tag(self, name: str) -> tuple[Any, ...]:
+        """Return any per-sample tag; a missing one is a TagError naming key and tag."""
+        return self.meta.sample_tag(name)
+
+    def live_values(self, name: str) -> list[float]:
+        """Return a numeric per-sample tag of the live samples; None or NaN among them is a TagError."""
+        values = self.tag(name)
+        for i in self.live:
+            if isinstance(values[i], bool | str) or not is_live_reward(values[i]):
+                raise TagError(f"{self.keys[i]}: tag {name!r} is {values[i]!r}; a finite number is needed")
+        return [float(values[i]) for i in self.live]
+
+
+class BaseRolloutFilter(ABC):
+    """Judges groups. Subclass it, write `judge`, and name it in YAML or with `--filter module:Class`.
+
+    `requires` lists the tags that must exist; they are checked before the first verdict.
+    A filter with state overrides `state_dict` and `load_state_dict`; the state is saved with
+    the run.
+    """
+
+    requires: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def name(self) -> str:
+        """What verdicts, counts and errors call this filter."""
+        return type(self).__name__
+
+    @abstractmethod
+    def judge(self, group: GroupView, context: FilterContext) -> Verdict:
+        """Return keep(), drop(reason), mask(samples, reason, keep_reward=...) or rescue(reasons)."""
+
+    def judge_many(self, groups: Sequence[GroupView], context: FilterContext) -> list[Verdict]:
+        """Judge several groups, in order; override it where columns are faster than loops."""
+        return [self.judge(group, context) for group in groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must survive a restart, as plain JSON values."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+        if state:
+            raise ValueError(f"filter {self.name} keeps no state, but was given {sorted(state)}")
+
+
+def parameters_of(filter_class: type[BaseRolloutFilter]) -> list[str]:
+    """Return the keyword parameters that a filter's constructor takes."""
+    return [name for name in inspect.signature(filter_class).parameters if name not in ("args", "kwargs")]

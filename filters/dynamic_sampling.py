@@ -1,0 +1,64 @@
+"""Keep sampling until the batch is full of groups that teach something (DAPO, arXiv 2503.14476, §3.2).
+
+In the chain it drops groups whose mean accuracy is outside a band. Its presence also turns on
+refill: a batch is then `groups_per_step` groups *kept*, and the front end asks on, within a
+budget of attempts, each `groups_per_step` groups judged.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from asyncrl.engine.records.group import REWARD
+from asyncrl.filters.base import BaseRolloutFilter, FilterContext, GroupView
+from asyncrl.filters.verdict import Verdict, drop, keep
+
+OnExhausted = Literal["error", "train_partial", "wait"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refill:
+    """How long a batch may go on asking, and what happens then."""
+
+    max_attempts: int
+    on_exhausted: OnExhausted
+
+
+class DynamicSampling(BaseRolloutFilter):
+    """Drop (reason `out_of_band`) when the mean of `tag` over live samples is outside [low, high].
+
+    `max_attempts` bounds a batch; then `on_exhausted`: `error`; `train_partial`, with what was
+    kept; or `wait`, go on with a warning at each further attempt.
+    """
+
+    def __init__(
+        self,
+        low: float | None = None,
+        high: float | None = None,
+        tag: str = REWARD,
+        max_attempts: int = 10,
+        on_exhausted: OnExhausted = "error",
+    ) -> None:
+        if isinstance(max_attempts, bool) or not isinstance(max_attempts, int) or max_attempts < 1:
+            raise ValueError(f"max_attempts is {max_attempts!r}; it must be an integer of at least 1")
+        if on_exhausted not in get_args(OnExhausted):
+            raise ValueError(f"on_exhausted is {on_exhausted!r}; it must be one of {get_args(OnExhausted)}")
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"low is {low} and high {high}; low must be at most high")
+        self._low = low
+        self._high = high
+        self._tag = tag
+        self.requires = (tag,)  # type: ignore[misc]
+        self.refill = Refill(max_attempts, on_exhausted)
+
+    @property
+    def name(self) -> str:
+        return "dynamic_sampling"
+
+    def judge(self, group: GroupView, context: FilterContext) -> Verdict:
+        if self._low is None and self._high is None:
+            return keep()
+        values = group.live_values(self._tag)
+        mean = sum(values) / len(values)
+        below = self._low is not None and mean < self._low
+        above = self._high is not None and mean > self._high
+        return drop("out_of_band") if below or above else keep()

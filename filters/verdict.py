@@ -1,0 +1,50 @@
+"""What a filter says of a group: keep, drop, mask some samples, or rescue it from later drops."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    KEEP = "keep"
+    DROP = "drop"
+    MASK = "mask"
+    RESCUE = "rescue"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Built by `keep`, `drop`, `mask` and `rescue`; `samples` are indexes within the group."""
+
+    kind: Kind
+    reason: str = ""
+    samples: tuple[int, ...] = ()
+    keep_reward: bool = True
+    rescued: frozenset[str] = frozenset()
+
+
+_KEEP = Verdict(Kind.KEEP)
+
+
+def keep() -> Verdict:
+    """Let the group pass."""
+    return _KEEP
+
+
+def drop(reason: str) -> Verdict:
+    """Drop the whole group; no later filter sees it, unless an earlier one rescued it."""
+    return Verdict(Kind.DROP, reason=reason)
+
+
+def mask(samples: Iterable[int], reason: str, *, keep_reward: bool) -> Verdict:
+    """Train on the group without these samples.
+
+    With `keep_reward` their rewards still count in the group's statistics; without it the
+    samples are as if they had never been.
+    """
+    return Verdict(Kind.MASK, reason=reason, samples=tuple(samples), keep_reward=keep_reward)
+
+
+def rescue(reasons: Iterable[str]) -> Verdict:
+    """Lift later drops of this group for these reasons."""
+    return Verdict(Kind.RESCUE, rescued=frozenset(reasons))

@@ -1,0 +1,29 @@
+"""Drop groups whose rewards do not differ: they give no gradient (DAPO, arXiv 2503.14476, eq. 11)."""
+
+from asyncrl.engine.records.group import REWARD
+from asyncrl.engine.records.spread import RELATIVE_TOLERANCE, is_flat
+from asyncrl.filters.base import BaseRolloutFilter, FilterContext, GroupView
+from asyncrl.filters.verdict import Verdict, drop, keep
+
+
+class ZeroStd(BaseRolloutFilter):
+    """Drop (reason `zero_std`) when `tag` is equal over the live samples.
+
+    `relative_tolerance` is a share of the largest magnitude, so that float noise never passes.
+    `tag` is the raw reward, or any numeric tag such as a named part of it.
+    """
+
+    def __init__(self, tag: str = REWARD, relative_tolerance: float = RELATIVE_TOLERANCE) -> None:
+        if not 0 <= relative_tolerance < 1:
+            raise ValueError(f"relative_tolerance is {relative_tolerance!r}; it must be in [0, 1)")
+        self._tag = tag
+        self._relative_tolerance = relative_tolerance
+        self.requires = (tag,)  # type: ignore[misc]
+
+    @property
+    def name(self) -> str:
+        return "zero_std"
+
+    def judge(self, group: GroupView, context: FilterContext) -> Verdict:
+        flat = is_flat(group.live_values(self._tag), self._relative_tolerance)
+        return drop("zero_std") if flat else keep()

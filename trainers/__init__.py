@@ -1,0 +1,1 @@
+"""Trainers: plan on the driver, gradients on the ranks."""
