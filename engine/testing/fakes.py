@@ -1,0 +1,144 @@
+"""Fakes with real behaviour at the seams: they take time, fail, hang and count, as told."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+
+from asyncrl.collectors.generators.base import Completion, GroupRequest
+from asyncrl.collectors.tasks import Reward, Task
+from asyncrl.engine.data_plane.base import DataPlane
+from asyncrl.engine.lifecycle.base import PARTITION
+from asyncrl.engine.model.tokenizer import CharTokenizer
+from asyncrl.engine.outbox import Numbered, Outbox
+from asyncrl.engine.records import Prompt
+from asyncrl.engine.records.columns import COLUMNS, LOGPROBS
+from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.weights.base import State
+
+HANG_S = 1e9
+
+
+@dataclass(slots=True)
+class FakeGenerator:
+    """Takes `seconds(call)` for its n-th call (from 0), then answers sample i with the text of i.
+
+    `fail(call)` may raise. `length(call)` is the response length in tokens, end included. Weights
+    are whatever version was loaded last; `refuse(version)` may raise or return seconds to take.
+    """
+
+    seconds: Callable[[int], float] = lambda _: 1.0
+    fail: Callable[[int], None] = lambda _: None
+    length: Callable[[int], int] = lambda _: 2
+    refuse: Callable[[int], float] = lambda _: 0.0
+    calls: int = 0
+    running: int = 0
+    version: int = 0
+    updates: list[int] = field(default_factory=list)
+
+    async def run(self) -> None:
+        await anyio.sleep_forever()
+
+    async def generate(self, request: GroupRequest) -> Sequence[Completion]:
+        call = self.calls
+        self.calls += 1
+        self.running += 1
+        started = self.version
+        try:
+            await anyio.sleep(self.seconds(call))
+            self.fail(call)
+        finally:
+            self.running -= 1
+        tokenizer = CharTokenizer()
+        size = self.length(call)
+        out = []
+        for index in range(len(request.seeds)):
+            text = (str(index) * size)[: size - 1] if size > 1 else ""
+            ids = (*tokenizer.encode(text), tokenizer.eos_id)
+            out.append(Completion(ids, (-1.0,) * len(ids), ((started, 0, len(ids)),), True))
+        return out
+
+    async def update_weights(self, version: int, state: State) -> None:
+        self.updates.append(version)
+        await anyio.sleep(self.refuse(version))
+        self.version = version
+
+    def stats(self) -> dict[str, Any]:
+        return {"running": self.running, "version": self.version}
+
+
+class FakeTask(Task):
+    """`reward(prompt id, sample index)` scores; it may return a Reward, NaN, or raise."""
+
+    def __init__(self, prompts: int = 4, reward: Callable[[int, int], Reward | float] | None = None) -> None:
+        self._prompts = prompts
+        self._reward = reward or (lambda prompt, index: float(index % 2))
+
+    def prompts(self) -> Sequence[Prompt]:
+        return [Prompt(id=i, text=f"{i}>", answer=str(i), dataset="fake") for i in range(self._prompts)]
+
+    def score(self, prompt: Prompt, response: str) -> Reward | float:
+        index = int(response[0]) if response else 0
+        return self._reward(prompt.id, index)
+
+
+@dataclass(slots=True)
+class FakeRank:
+    """Reads its rows from the plane like a real rank, takes `seconds(step)`, and counts tokens."""
+
+    name: str
+    plane: DataPlane
+    seconds: Callable[[int], float] = lambda _: 1.0
+    fail: Callable[[int], None] = lambda _: None
+    trained: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    outbox: Outbox = field(default_factory=Outbox)
+    steps: int = 0
+
+    async def train(self, work: RankWork) -> RankResult:
+        keys = [key for batch in work.micro_batches for key in batch.keys if not batch.filler]
+        columns: Mapping[str, list[Any]] = {LOGPROBS: []}
+        if keys:
+            columns = await self.plane.read(PARTITION, keys, COLUMNS)
+        await anyio.sleep(self.seconds(work.step))
+        self.fail(work.step)
+        self.trained.append((work.step, tuple(keys)))
+        self.steps = work.step
+        tokens = sum(len(values) for values in columns[LOGPROBS])
+        return RankResult(0.0, float(tokens), 0, 0.0, tokens, 1.0)
+
+    async def warm_up(
+        self, examples: Sequence[tuple[list[int], int]], *, steps: int, batch: int, learning_rate: float
+    ) -> float:
+        await anyio.sleep(steps * self.seconds(0))
+        return 0.0
+
+    async def weights(self) -> Any:
+        return {}
+
+    async def events(self, after_seq: int, wait_s: float) -> list[Numbered]:
+        return await self.outbox.after(after_seq, wait_s)
+
+
+@dataclass(slots=True)
+class FaultyPlane:
+    """A plane that passes everything on, after `before[operation](call number)`, which may raise or wait."""
+
+    plane: DataPlane
+    before: Mapping[str, Callable[[int], Any]]
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def __getattr__(self, operation: str) -> Any:
+        method = getattr(self.plane, operation)
+        hook = self.before.get(operation)
+        if hook is None:
+            return method
+
+        async def called(*args: Any, **kwargs: Any) -> Any:
+            number = self.counts[operation] = self.counts.get(operation, 0) + 1
+            waiting = hook(number)
+            if waiting is not None:
+                await waiting
+            return await method(*args, **kwargs)
+
+        return called

@@ -1,0 +1,51 @@
+"""An event loop whose clock jumps to the next timer instead of sleeping.
+
+One order for one seed, hours in milliseconds, and an exact stall detector: no timer and nothing
+ready is an error. Nothing under it may use threads, sockets or the wall clock.
+"""
+
+import asyncio
+import selectors
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import anyio
+
+Result = TypeVar("Result")
+
+
+class Stalled(RuntimeError):
+    """No timer is set and nothing is ready: every task waits for another."""
+
+
+class _JumpSelector(selectors.DefaultSelector):
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise Stalled("stalled: no timer and nothing ready")
+        ready = super().select(0)
+        if not ready and timeout > 0:
+            self.now += timeout
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """asyncio's loop on a jumping clock, starting at 0 s."""
+
+    def __init__(self) -> None:
+        self._jump = _JumpSelector()
+        super().__init__(self._jump)
+
+    def time(self) -> float:
+        return self._jump.now
+
+
+def virtual_clock() -> float:
+    """Return virtual seconds of the running loop."""
+    return asyncio.get_running_loop().time()
+
+
+def run_virtual(main: Callable[..., Awaitable[Result]], *args: Any) -> Result:
+    """Run `main` in virtual time."""
+    return anyio.run(main, *args, backend_options={"loop_factory": VirtualLoop})
