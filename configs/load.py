@@ -13,7 +13,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from asyncrl.configs.allowed import allowed_at
 from asyncrl.configs.schema import RunConfig
+from asyncrl.configs.text import read_yaml
 from asyncrl.engine.errors import ConfigError
 
 DEFAULT_PRESET = "default"
@@ -50,7 +52,7 @@ def parse_set(text: str) -> Override:
     if not equals or not path.strip():
         raise ConfigError(f"--set {text}: write it as section.key=value")
     try:
-        return Override(path.strip(), yaml.safe_load(value), f"--set {text}")
+        return Override(path.strip(), read_yaml(value), f"--set {text}")
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {text}: the value is not YAML: {error}") from error
 
@@ -99,8 +101,7 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def _preset(name: str) -> dict[str, Any]:
     text = (resources.files("asyncrl.configs") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
-    tree = yaml.safe_load(text)
-    assert isinstance(tree, dict)
+    tree: dict[str, Any] = read_yaml(text)
     return tree
 
 
@@ -113,7 +114,7 @@ def _named(name_or_file: str) -> tuple[str, dict[str, Any]]:
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ConfigError(f"--config {name_or_file} is neither a file nor a preset ({', '.join(preset_names())}){hint}")
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = read_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {name_or_file} is not YAML: {error}") from error
     if not isinstance(tree, dict):
@@ -143,9 +144,12 @@ def _assign(tree: dict[str, Any], override: Override, sources: dict[str, str]) -
         )
     node = tree
     for name in sections:
-        node = node.setdefault(name, {})
+        if not isinstance(node.get(name), dict):
+            node[name] = {}
+        node = node[name]
     node[last] = override.value
-    sources[override.path] = override.source
+    free = next((place for place in _FREE if override.path.startswith(f"{place}.")), override.path)
+    sources[free] = override.source
 
 
 def _unknown(override: Override, where: str, name: str, known: Sequence[str]) -> str:
@@ -168,7 +172,12 @@ def _unknown(override: Override, where: str, name: str, known: Sequence[str]) ->
 def _explain(error: ValidationError, sources: Mapping[str, str]) -> Iterator[str]:
     for problem in error.errors():
         path = ".".join(str(part) for part in problem["loc"])
-        message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
+        allowed = allowed_at(RunConfig, problem["loc"])
+        message = (
+            f"it must be {allowed}"
+            if allowed
+            else problem["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
+        )
         if not path:
             yield message
             continue

@@ -193,6 +193,11 @@ class RunConfig(Section):
                 f"rollout.min_live is {rollout.min_live} and rollout.group_size {rollout.group_size}; "
                 "min_live must be at most group_size"
             )
+        if self.collector.decode_samples < rollout.group_size:
+            raise ValueError(
+                f"collector.decode_samples is {self.collector.decode_samples} and rollout.group_size "
+                f"{rollout.group_size}; a group decodes together, so decode_samples must be at least group_size"
+            )
         if model.path is None and model.hidden_size % model.heads:
             raise ValueError(f"model.heads is {model.heads}; it must divide model.hidden_size {model.hidden_size}")
         if self.trainer.micro_batch_tokens <= rollout.max_new_tokens:

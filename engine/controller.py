@@ -35,9 +35,10 @@ from asyncrl.engine.ending import (
     LIMIT_STEPS,
     REWARD_REACHED,
     Ending,
+    failure,
     first_cause,
 )
-from asyncrl.engine.errors import ActorDied, AsyncRLError, GenerationError
+from asyncrl.engine.errors import ActorDied, AsyncRLError, DataPlaneDown, GenerationError
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import (
@@ -58,6 +59,9 @@ from asyncrl.engine.versions import Versions
 from asyncrl.filters import Chain
 
 log = structlog.get_logger()
+
+# With the data plane gone nothing can be put in order; collectors get this long to let go.
+_DOWN_STOP_S = 2.0
 
 
 class Controller:
@@ -126,9 +130,9 @@ class Controller:
                 tasks.cancel_scope.cancel()
         except Exception as error:  # The run's edge: whatever came first is the run's ending.
             cause = first_cause(error)
-            self._ending = Ending(1, f"{type(cause).__name__}: {cause}", cause)
+            self._ending = failure(cause)
         ending = self._ending or Ending(1, "the run was cancelled")
-        await self._stop()
+        await self._stop(plane_is_down=isinstance(ending.error, DataPlaneDown))
         if ending.code == 0 and not self._progress.steps:
             ending = Ending(1, f"{ending.reason}, but no step was trained")
         return ending
@@ -327,12 +331,13 @@ class Controller:
         if self._ending is None:
             self._ending = Ending(0, reason)
 
-    async def _stop(self) -> None:
+    async def _stop(self, *, plane_is_down: bool) -> None:
         """Stop collectors, then settle what has no fate; bounded, also when actors are gone."""
-        limit = self._config.supervision.stop_timeout_s
+        limit = _DOWN_STOP_S if plane_is_down else self._config.supervision.stop_timeout_s
         with anyio.CancelScope(shield=True):
-            for collector in self._world.collectors:
-                await _attempt(collector.stop, limit)
+            async with anyio.create_task_group() as tasks:
+                for collector in self._world.collectors:
+                    tasks.start_soon(_attempt, collector.stop, limit)
             await _attempt(self.groups.settle_rest, limit)
         self._events.flush()
 

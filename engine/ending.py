@@ -23,3 +23,8 @@ def first_cause(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def failure(cause: BaseException) -> Ending:
+    """Return the ending of a run that failed; the reason is the first line of its first cause."""
+    return Ending(1, f"{type(cause).__name__}: {cause}".splitlines()[0], cause)

@@ -92,7 +92,7 @@ class Chain:
 
     def _ask(self, filter_: BaseRolloutFilter, views: list[GroupView], context: FilterContext) -> list[Verdict]:
         try:
-            verdicts = filter_.judge_many(views, context)
+            verdicts = list(filter_.judge_many(tuple(views), context))
         except TagError as error:
             raise TagError(f"filter {filter_.name}: {error}") from error
         except Exception as error:  # A user's code: its own error, with the filter's name.
@@ -111,8 +111,13 @@ class Chain:
                     f"filter {filter_.name} said {verdict!r} of {view.meta.row}; "
                     "say keep(), drop(reason), mask(...) or rescue(reasons)"
                 )
-            if any(not 0 <= i < view.size for i in verdict.samples):
+            if any(not isinstance(i, int) or not 0 <= i < view.size for i in verdict.samples):
                 raise FilterError(f"filter {filter_.name} masked samples {verdict.samples} of a group of {view.size}")
+            if verdict.kind in (Kind.DROP, Kind.MASK) and not (verdict.reason and isinstance(verdict.reason, str)):
+                raise FilterError(
+                    f"filter {filter_.name} gave {verdict.reason!r} as reason to {verdict.kind} {view.meta.row}; "
+                    "a reason is a word, which counts and logs show"
+                )
         return verdicts
 
     def _drop_few_live(self, states: Iterable["_State"]) -> None:

@@ -5,6 +5,7 @@ refill: a batch is then `groups_per_step` groups *kept*, and the front end asks 
 budget of attempts, each `groups_per_step` groups judged.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -42,6 +43,9 @@ class DynamicSampling(BaseRolloutFilter):
             raise ValueError(f"max_attempts is {max_attempts!r}; it must be an integer of at least 1")
         if on_exhausted not in get_args(OnExhausted):
             raise ValueError(f"on_exhausted is {on_exhausted!r}; it must be one of {get_args(OnExhausted)}")
+        for name, bound in (("low", low), ("high", high)):
+            if bound is not None and (isinstance(bound, bool | str) or not math.isfinite(bound)):
+                raise ValueError(f"{name} is {bound!r}; it must be a finite number, or null for no bound")
         if low is not None and high is not None and low > high:
             raise ValueError(f"low is {low} and high {high}; low must be at most high")
         self._low = low

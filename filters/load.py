@@ -38,7 +38,7 @@ def load_class(name: str) -> type[BaseRolloutFilter]:
             raise ConfigError(
                 f"filter {name!r} is unknown{hint}; known are {', '.join(known)}, and module:Class for your own"
             )
-        found = points[name].load()
+        found = load_object(points[name].value, option=f"filter {name}, an entry point:")
     if not (inspect.isclass(found) and issubclass(found, BaseRolloutFilter)):
         raise ConfigError(f"filter {name} is {found!r}, not a subclass of BaseRolloutFilter")
     return found

@@ -46,5 +46,7 @@ def mask(samples: Iterable[int], reason: str, *, keep_reward: bool) -> Verdict:
 
 
 def rescue(reasons: Iterable[str]) -> Verdict:
-    """Lift later drops of this group for these reasons."""
+    """Lift later drops of this group for these reasons; TypeError for a bare string."""
+    if isinstance(reasons, str):
+        raise TypeError(f"rescue takes a list of reasons; write rescue([{reasons!r}])")
     return Verdict(Kind.RESCUE, rescued=frozenset(reasons))

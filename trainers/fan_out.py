@@ -30,7 +30,7 @@ def plan_batch(lengths: Mapping[str, int], *, ranks: int, budget_tokens: int) ->
         raise ValueError(f"{too_long[0]} has {lengths[too_long[0]]} tokens, over the budget of {budget_tokens}")
     order = sorted(lengths, key=lambda key: (-lengths[key], key))
     lower_bound = -(-sum(lengths.values()) // budget_tokens)
-    count = ranks * -(-lower_bound // ranks)
+    count = ranks * max(1, -(-lower_bound // ranks))
     while (bins := _pack(order, lengths, count, budget_tokens)) is None:
         count += ranks
     shortest = order[-1]

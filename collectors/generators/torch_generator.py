@@ -36,6 +36,7 @@ class _Update:
     version: int
     state: State
     done: anyio.Event = field(default_factory=anyio.Event)
+    error: Exception | None = None
 
 
 class TorchGenerator:
@@ -104,6 +105,8 @@ class TorchGenerator:
         finally:
             if self._update is update:
                 self._update = None
+        if update.error is not None:
+            raise VersionError(f"version {version} was not loaded: {update.error}") from update.error
 
     def stats(self) -> dict[str, Any]:
         return {
@@ -127,10 +130,24 @@ class TorchGenerator:
             waiting.done.set()
 
     async def _swap(self, update: _Update) -> None:
-        await self._offload(lambda: self._model.load_state_dict(dict(update.state), strict=True))
-        self._version = update.version
-        self._update = None
+        try:
+            await self._offload(lambda: self._load(update.state))
+            self._version = update.version
+        except Exception as error:  # The updater's error: the generator serves on with what it has.
+            update.error = error
+        # A caller that gave up has made room, perhaps for the next update.
+        if self._update is update:
+            self._update = None
         update.done.set()
+
+    def _load(self, state: State) -> None:
+        """Load all weights or none: torch copies what fits before it complains about the rest."""
+        mine = {name: tensor.shape for name, tensor in self._model.state_dict().items()}
+        given = {name: tensor.shape for name, tensor in state.items()}
+        if mine != given:
+            differ = sorted(name for name in {*mine, *given} if mine.get(name) != given.get(name))
+            raise ValueError(f"{len(differ)} of {len(mine)} weights differ in name or shape, first {differ[0]}")
+        self._model.load_state_dict(dict(state), strict=True)
 
     def _next_batch(self) -> list[_Waiting]:
         batch = [self._waiting.popleft()]

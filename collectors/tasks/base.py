@@ -5,6 +5,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from asyncrl.engine.records import Prompt
+from asyncrl.engine.records import group as tag
+
+CORE_TAGS = frozenset(
+    {
+        tag.GROUP,
+        tag.PROMPT,
+        tag.DATASET,
+        tag.VERSION,
+        tag.END_VERSION,
+        tag.PROMPT_TOKENS,
+        tag.RESPONSE_TOKENS,
+        tag.TRAINABLE_TOKENS,
+        tag.REWARD,
+        tag.STATUS,
+        tag.CAUSE,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +30,11 @@ class Reward:
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        taken = sorted(CORE_TAGS.intersection(self.parts))
+        if taken:
+            raise ValueError(f"a part of a reward cannot be called {taken[0]!r}: every group has a tag of that name")
 
 
 class Task(ABC):

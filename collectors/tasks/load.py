@@ -36,4 +36,7 @@ def load_task(name: str, options: Mapping[str, Any]) -> Task:
         raise ConfigError(f"task.name {name}: the task has no prompts")
     if len({prompt.id for prompt in prompts}) != len(prompts):
         raise ConfigError(f"task.name {name}: prompt ids repeat; they must be unique")
+    empty = [prompt.id for prompt in prompts if not prompt.text]
+    if empty:
+        raise ConfigError(f"task.name {name}: prompt {empty[0]} has no text; generation needs at least one token")
     return task

@@ -6,7 +6,7 @@ import platform
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
@@ -32,18 +32,23 @@ class Finding:
 
 def doctor() -> None:
     """Check Python, libraries, ports, memory, GPU and extras."""
-    findings = list(examine())
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    raise typer.Exit(report(list(examine()), console))
+
+
+def report(findings: Sequence[Finding], console: Console) -> int:
+    """Show findings; return 1 if something required is missing, else 0."""
     table = Table("", "what", "found", "what to do", title="asyncrl doctor", title_justify="left")
     for finding in findings:
         sign = "ok" if finding.ok else "MISSING" if finding.required else "-"
-        table.add_row(sign, finding.what, finding.found, "" if finding.ok else escape(finding.advice))
-    console = Console(width=None if sys.stdout.isatty() else 140)
+        table.add_row(sign, finding.what, escape(finding.found), "" if finding.ok else escape(finding.advice))
     console.print(table)
     missing = [finding.what for finding in findings if finding.required and not finding.ok]
     if missing:
         console.print(f"asyncrl train cannot run here: {', '.join(missing)}")
-        raise typer.Exit(1)
+        return 1
     console.print("asyncrl train can run here.")
+    return 0
 
 
 def examine() -> Iterator[Finding]:

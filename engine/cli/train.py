@@ -123,7 +123,7 @@ def _explain(ending: Ending, directory: Path) -> None:
 
     typer.echo("".join(traceback.format_exception(ending.error)).rstrip(), err=True)
     typer.secho(
-        f"error: {ending.reason.splitlines()[0]} (see {directory / 'log.jsonl'} and {directory / 'events.jsonl'})",
+        f"error: {ending.reason} (see {directory / 'log.jsonl'} and {directory / 'events.jsonl'})",
         fg=typer.colors.RED,
         err=True,
     )
@@ -144,7 +144,7 @@ class _Run:
     async def go(self) -> Ending:
         import anyio
 
-        from asyncrl.engine.ending import INTERRUPTED, Ending, first_cause
+        from asyncrl.engine.ending import INTERRUPTED, Ending, failure, first_cause
         from asyncrl.engine.events.types import RunEnded
 
         ending = Ending(130, INTERRUPTED)
@@ -155,8 +155,7 @@ class _Run:
                 ending = await self._in_world()
                 tasks.cancel_scope.cancel()
         except Exception as error:  # The process's edge: a world that did not start or stop.
-            cause = first_cause(error)
-            ending = Ending(1, f"{type(cause).__name__}: {cause}", cause)
+            ending = failure(first_cause(error))
         self._events.append(RunEnded(code=ending.code, reason=ending.reason))
         return ending
 
@@ -170,6 +169,9 @@ class _Run:
         self._events.append(RunStarted(schema=SCHEMA, config=config.model_dump(), software=_software()))
         async with AsyncExitStack() as stack:
             if config.run.runtime == "ray":
+                from asyncrl.engine.lifecycle.environment import prepare
+
+                prepare(max(config.collector.threads, config.trainer.threads))
                 from asyncrl.engine.lifecycle.ray_runtime import ray_cluster, ray_world
 
                 await stack.enter_async_context(ray_cluster())

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from asyncrl.engine.controller import Controller
@@ -85,7 +86,7 @@ class View:
     def table(self) -> Table:
         table = Table(show_header=False, box=None)
         for name, value in self.figures().items():
-            table.add_row(f"[bold]{name}", value)
+            table.add_row(f"[bold]{name}", escape(value))
         return table
 
     def _tokens_per_second(self) -> tuple[float, float]:

@@ -15,6 +15,8 @@ import torch
 
 from asyncrl.engine.errors import DataPlaneError
 from asyncrl.engine.records import GroupMeta
+from asyncrl.engine.records.group import check_tags
+from asyncrl.engine.records.keys import is_sample_key, row_of
 
 # One column of a group: a tensor a sample (one dtype, any shapes), or a plain object a sample.
 Column = Sequence[torch.Tensor] | Sequence[Any]
@@ -30,7 +32,7 @@ class Partition:
     consumers: tuple[str, ...]
 
     def check_put(self, group: GroupMeta, columns: Mapping[str, Column]) -> None:
-        """Refuse a put of the wrong size or columns; DataPlaneError with both sides."""
+        """Refuse a put of the wrong size, keys, columns or tags: DataPlaneError or TagError with both sides."""
         if group.size != self.group_size:
             raise DataPlaneError(
                 f"{group.row} has {group.size} samples; partition {self.name!r} takes {self.group_size}"
@@ -42,6 +44,17 @@ class Partition:
         for name, values in columns.items():
             if len(values) != group.size:
                 raise DataPlaneError(f"{group.row}: column {name!r} has {len(values)} of {group.size} samples")
+        for key in group.keys:
+            if not is_sample_key(key) or row_of(key) != group.row or group.keys.count(key) != 1:
+                raise DataPlaneError(f"{key!r} cannot be a key of {group.row}: keys are distinct, <row>_g<index>")
+        check_tags(group.tags, key=group.row)
+        # What claims are ordered by must be there, and be integers.
+        _ = group.version, group.group
+
+    def check_write(self, column: str) -> None:
+        """Refuse a later column that every put brings already."""
+        if column in self.columns:
+            raise DataPlaneError(f"column {column!r} of partition {self.name!r} comes with the put; it is no later one")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,16 @@ TransferQueue's controller (sampler.py) or in this process (local.py).
 Invariant: a row is ready for a consumer, or leased to exactly one claim of it, or gone.
 """
 
+import heapq
 import itertools
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.engine.errors import ClaimLost, DataPlaneError, MissingRows
-from asyncrl.engine.records.keys import row_of
+from asyncrl.engine.records.keys import is_sample_key, row_of
 
 Rows = Mapping[str, Mapping[str, Any]]
 
@@ -21,8 +23,10 @@ _REMEMBERED_CLAIMS = 4096
 
 
 def group_row_tags(keys: Sequence[str], columns: Iterable[str], tags: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the tags of a group's row."""
-    return {"keys": list(keys), "columns": sorted(columns), "tags": dict(tags)}
+    """Build the tags of a group's row; `put` tells this row from an earlier one of the same name."""
+    plain = {name: list(value) if isinstance(value, list | tuple) else value for name, value in tags.items()}
+    row = row_of(keys[0])
+    return {"row": row, "put": uuid.uuid4().hex, "keys": list(keys), "columns": sorted(columns), "tags": plain}
 
 
 def column_row(row: str, column: str, writer: str) -> str:
@@ -30,14 +34,14 @@ def column_row(row: str, column: str, writer: str) -> str:
     return f"{row}#{column}#{writer}"
 
 
-def column_row_tags(row: str, column: str, keys: Sequence[str]) -> dict[str, Any]:
+def column_row_tags(row: str, column: str, writer: str, keys: Sequence[str]) -> dict[str, Any]:
     """Build the tags of a later column's row."""
-    return {"of": row, "column": column, "keys": list(keys)}
+    return {"row": column_row(row, column, writer), "of": row, "column": column, "keys": list(keys)}
 
 
 @dataclass(slots=True)
 class _Lease:
-    claim_id: str
+    put: str
     fence: int
     owner: str
     expires: float
@@ -52,7 +56,8 @@ class Book:
         self._fences = itertools.count(1)
         self._leases: dict[tuple[str, str], dict[str, _Lease]] = {}
         self._claims: OrderedDict[tuple[str, str, str], int] = OrderedDict()
-        self._cleared: dict[str, dict[str, set[str]]] = {}
+        # By partition and row: which put of the row, and its keys that are gone.
+        self._cleared: dict[str, dict[str, tuple[str, set[str]]]] = {}
         self._partitions: dict[str, Mapping[str, Any]] = {}
 
     def register(self, partition: str, spec: Mapping[str, Any]) -> None:
@@ -60,6 +65,13 @@ class Book:
         known = self._partitions.setdefault(partition, dict(spec))
         if dict(known) != dict(spec):
             raise DataPlaneError(f"partition {partition!r} exists as {known}, not as {spec}")
+
+    def spec(self, rows: Rows, partition: str) -> Mapping[str, Any]:
+        """Return what `register` noted of a partition; DataPlaneError if nothing."""
+        spec = self._partitions.get(partition)
+        if spec is None:
+            raise DataPlaneError(f"partition {partition!r} is not registered; it knows {sorted(self._partitions)}")
+        return spec
 
     def claim(
         self,
@@ -73,26 +85,23 @@ class Book:
         claim_id: str,
     ) -> dict[str, Any]:
         """Lease up to `max_groups` ready groups; see DataPlane.claim."""
-        self._check_consumer(partition, consumer)
+        self._check_consumer(rows, partition, consumer)
         leases = self._live_leases(rows, partition, consumer)
         known = self._claims.get((partition, consumer, claim_id))
         if known is not None:
             names = [name for name, lease in leases.items() if lease.fence == known]
             return {"fence": known, "rows": {name: rows[name] for name in names}}
-        cleared = self._cleared.get(partition, {})
-        extra = self._later_columns(rows, columns)
-        ready = []
-        for name in rows:
-            tags = rows[name]
-            if "of" in tags or name in leases or name in cleared:
-                continue
-            if all(
-                column in tags["columns"] or extra.get((name, column), set()).issuperset(tags["keys"])
-                for column in columns
-            ):
-                ready.append((tags["tags"]["version"], tags["tags"]["group"], name))
-        ready.sort()
-        names = [name for _, _, name in ready[:max_groups]]
+        later = [column for column in columns if column not in self.spec(rows, partition)["columns"]]
+        extra = self._later_columns(rows, later) if later else {}
+        ready = [
+            (tags["tags"]["version"], tags["tags"]["group"], name)
+            for name, tags in rows.items()
+            if "of" not in tags
+            and name not in leases
+            and all(extra.get((name, column), set()).issuperset(tags["keys"]) for column in later)
+            and not self._cleared_keys(rows, partition, name)
+        ]
+        names = [name for _, _, name in heapq.nsmallest(max_groups, ready)]
         fence = next(self._fences)
         if names:
             self._claims[(partition, consumer, claim_id)] = fence
@@ -100,7 +109,7 @@ class Book:
                 self._claims.popitem(last=False)
         expires = self._clock() + self._lease_s
         for name in names:
-            leases[name] = _Lease(claim_id, fence, owner, expires)
+            leases[name] = _Lease(rows[name]["put"], fence, owner, expires)
         return {"fence": fence, "rows": {name: rows[name] for name in names}}
 
     def give_back(self, rows: Rows, partition: str, consumer: str, fences: Mapping[str, int]) -> None:
@@ -117,6 +126,7 @@ class Book:
         return [name for name, fence in fences.items() if name in leases and leases[name].fence == fence]
 
     def reap(self, rows: Rows, partition: str, owners: Sequence[str]) -> list[str]:
+        self.spec(rows, partition)
         freed = []
         for (where, consumer), _ in list(self._leases.items()):
             if where != partition:
@@ -129,8 +139,8 @@ class Book:
 
     def locate(self, rows: Rows, partition: str, keys: Sequence[str], columns: Sequence[str]) -> list[str]:
         """Return the rows to fetch so that every column of every key is there; MissingRows if not."""
-        cleared = self._cleared.get(partition, {})
-        gone = [key for key in keys if row_of(key) not in rows or key in cleared.get(row_of(key), ())]
+        self.spec(rows, partition)
+        gone = [key for key in keys if not self._is_there(rows, partition, key)]
         if gone:
             raise MissingRows(f"{len(gone)} of {len(keys)} keys are not in {partition!r}: {gone[:5]}")
         fetch: dict[str, None] = {}
@@ -159,45 +169,59 @@ class Book:
         consumer: str = "",
         fences: Mapping[str, int] | None = None,
     ) -> list[str]:
-        """Note keys as cleared; return the rows whose last key went, for the store to delete."""
-        touched = {row_of(key): None for key in keys}
+        """Note keys as cleared; return the rows whose last key went, for the store to delete.
+
+        Keys that no row has are passed over: a second clear is a first one that finds nothing.
+        """
+        self.spec(rows, partition)
+        by_row: dict[str, set[str]] = {}
+        for key in keys:
+            row = row_of(key) if is_sample_key(key) else ""
+            if row in rows and key in rows[row]["keys"]:
+                by_row.setdefault(row, set()).add(key)
         if fences is not None:
-            self._check_held(rows, partition, consumer, {row: fences.get(row, 0) for row in touched})
+            self._check_held(rows, partition, consumer, {row: fences.get(row, 0) for row in by_row})
         cleared = self._cleared.setdefault(partition, {})
         for row in [row for row in cleared if row not in rows]:
             del cleared[row]
-        for key in keys:
-            if row_of(key) in rows:
-                cleared.setdefault(row_of(key), set()).add(key)
-        whole = [row for row in touched if row in rows and cleared[row].issuperset(rows[row]["keys"])]
+        for row, gone in by_row.items():
+            cleared[row] = (rows[row]["put"], gone | self._cleared_keys(rows, partition, row))
+        whole = [row for row in by_row if cleared[row][1].issuperset(rows[row]["keys"])]
         later = [name for name in rows if rows[name].get("of") in whole] if whole else []
         return whole + later
 
     def consumption(self, rows: Rows, partition: str, consumer: str) -> dict[str, int]:
-        self._check_consumer(partition, consumer)
+        """Count the groups that are whole and free, and those under a claim."""
+        self._check_consumer(rows, partition, consumer)
         leases = self._live_leases(rows, partition, consumer)
-        cleared = self._cleared.get(partition, {})
-        whole = [
-            name
-            for name in rows
-            if "of" not in rows[name] and not cleared.get(name, set()).issuperset(rows[name]["keys"])
-        ]
-        return {"ready": sum(name not in leases for name in whole), "claimed": len(leases)}
+        ready = sum(
+            "of" not in tags and name not in leases and not self._cleared_keys(rows, partition, name)
+            for name, tags in rows.items()
+        )
+        claimed = sum(not self._cleared_keys(rows, partition, name).issuperset(rows[name]["keys"]) for name in leases)
+        return {"ready": ready, "claimed": claimed}
 
     def keys(self, rows: Rows, partition: str) -> list[str]:
-        cleared = self._cleared.get(partition, {})
+        self.spec(rows, partition)
         return [
             key
-            for name in rows
-            if "of" not in rows[name]
-            for key in rows[name]["keys"]
-            if key not in cleared.get(name, ())
+            for name, tags in rows.items()
+            if "of" not in tags
+            for key in tags["keys"]
+            if key not in self._cleared_keys(rows, partition, name)
         ]
 
-    def _check_consumer(self, partition: str, consumer: str) -> None:
-        spec = self._partitions.get(partition)
-        if spec is None:
-            raise DataPlaneError(f"partition {partition!r} is not registered; it knows {sorted(self._partitions)}")
+    def _is_there(self, rows: Rows, partition: str, key: str) -> bool:
+        row = row_of(key) if is_sample_key(key) else ""
+        return row in rows and key in rows[row]["keys"] and key not in self._cleared_keys(rows, partition, row)
+
+    def _cleared_keys(self, rows: Rows, partition: str, name: str) -> frozenset[str] | set[str]:
+        """Return the cleared keys of the row that the store has now under `name`."""
+        put, keys = self._cleared.get(partition, {}).get(name, ("", frozenset()))
+        return keys if put == rows[name]["put"] else frozenset()
+
+    def _check_consumer(self, rows: Rows, partition: str, consumer: str) -> None:
+        spec = self.spec(rows, partition)
         if consumer not in spec["consumers"]:
             raise DataPlaneError(f"{consumer!r} is no consumer of {partition!r}; they are {spec['consumers']}")
 
@@ -212,17 +236,21 @@ class Book:
 
     def _live_leases(self, rows: Rows, partition: str, consumer: str) -> dict[str, _Lease]:
         """Return the leases after dropping those of deleted rows and, the fallback, expired ones."""
+        self.spec(rows, partition)
         leases = self._leases.setdefault((partition, consumer), {})
         now = self._clock()
-        for name in [name for name, lease in leases.items() if name not in rows or lease.expires < now]:
+        for name in [
+            name
+            for name, lease in leases.items()
+            if name not in rows or rows[name]["put"] != lease.put or lease.expires < now
+        ]:
             del leases[name]
         return leases
 
     @staticmethod
     def _later_columns(rows: Rows, columns: Sequence[str]) -> dict[tuple[str, str], set[str]]:
         found: dict[tuple[str, str], set[str]] = {}
-        for name in rows:
-            tags = rows[name]
+        for tags in rows.values():
             if "of" in tags and tags["column"] in columns:
                 found.setdefault((tags["of"], tags["column"]), set()).update(tags["keys"])
         return found

@@ -45,8 +45,8 @@ def to_wire(
     """Strip right padding by `lengths` (tokens a row).
 
     A tensor of shape (N, max length, …) becomes jagged, as does every column of `per_token`
-    whatever its padded length; other tensors and object arrays pass through, lists of tensors
-    stack when their shapes are equal and nest when not. Other types are a TypeError. Without
+    whatever its padded length; other tensors and object arrays pass through. Lists of tensors
+    nest when ragged or when their rows have `lengths` tokens, and else stack. Other types are a TypeError. Without
     `lengths` nothing is stripped.
     """
     longest = max(lengths, default=0) if lengths is not None else -1
@@ -66,7 +66,8 @@ def to_wire(
             else:
                 wire[name] = column
         elif isinstance(column, list) and column and all(isinstance(row, torch.Tensor) for row in column):
-            same = len({row.shape for row in column}) == 1
+            by_token = lengths is not None and [row.shape[:1] for row in column] == [(n,) for n in lengths]
+            same = len({row.shape for row in column}) == 1 and not by_token
             wire[name] = torch.stack(column) if same else _nest(column)
         else:
             raise TypeError(f"column {name!r} is {type(column).__name__}; it must be a tensor or an object array")
@@ -115,13 +116,25 @@ def response_slice(values: torch.Tensor, prompt_tokens: int, response_tokens: in
     return values[prompt_tokens - 1 : prompt_tokens - 1 + response_tokens]
 
 
+def _not_plain(value: Any) -> str | None:
+    """Return what in `value` MessagePack cannot bring back bit by bit, by type; None if nothing."""
+    if type(value) is int:
+        return None if -(2**63) <= value < 2**64 else f"the integer {value}"
+    if value is None or type(value) in (bool, float, str, bytes):
+        return None
+    if type(value) is list:
+        return next((odd for item in value if (odd := _not_plain(item))), None)
+    if type(value) is dict:
+        return _not_plain([*value.keys(), *value.values()])
+    return f"an object of type {type(value).__name__}"
+
+
 def _column_bytes(row: str, name: str, values: Sequence[Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if not tensors:
-        try:
-            msgspec.msgpack.encode(list(values))
-        except (TypeError, OverflowError) as error:
-            raise TypeError(f"{row}: column {name!r} holds an object that is not plain data: {error}") from error
+        odd = next((found for value in values if (found := _not_plain(value))), None)
+        if odd is not None:
+            raise TypeError(f"{row}: column {name!r} holds {odd}, which would not come back as it is")
         return {"objects": list(values)}, []
     if len(tensors) != len(values):
         raise TypeError(f"{row}: column {name!r} mixes tensors and other objects")

@@ -3,6 +3,7 @@
 It serves `runtime: local`, virtual time and unit tests, and passes the contract suite.
 """
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,13 +17,14 @@ from asyncrl.engine.data_plane.book import Book, column_row, column_row_tags, gr
 from asyncrl.engine.data_plane.codec import pack_row, unpack_row
 from asyncrl.engine.errors import DataPlaneError, StoreFull
 from asyncrl.engine.records import GroupMeta
-from asyncrl.engine.records.group import check_tags
 from asyncrl.engine.records.keys import row_of
 
 
 def claim_of(reply: Mapping[str, Any], *, claim_id: str, partition: str, consumer: str, owner: str) -> Claim:
     """Build a Claim from a book's reply."""
-    groups = tuple(GroupMeta(keys=tuple(tags["keys"]), tags=tags["tags"]) for tags in reply["rows"].values())
+    groups = tuple(
+        GroupMeta(keys=tuple(tags["keys"]), tags=copy.deepcopy(tags["tags"])) for tags in reply["rows"].values()
+    )
     return Claim(claim_id, partition, consumer, owner, reply["fence"], groups)
 
 
@@ -42,6 +44,19 @@ def split_by_row(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for key, value in values.items():
         rows.setdefault(row_of(key), {})[key] = value
     return rows
+
+
+def repeats(earlier: Mapping[str, Any], tags: Mapping[str, Any]) -> bool:
+    """Say whether a later column's row is the one that is there, written again."""
+    return "of" in tags and earlier.get("keys") == tags["keys"]
+
+
+def already_there(name: str, partition: str, earlier: Mapping[str, Any]) -> DataPlaneError:
+    """Build the refusal of a row whose name is taken; the earlier row stays."""
+    return DataPlaneError(
+        f"{name} is already in {partition!r}, with keys {earlier.get('keys')}; a group is put once, "
+        "and a writer brings all its keys of a group in one write"
+    )
 
 
 class LocalPlane:
@@ -71,12 +86,10 @@ class LocalPlane:
 
     async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:
         self._known(partition).check_put(group, columns)
-        check_tags(group.tags, key=group.row)
-        if group.row in self._tags[partition]:
-            raise DataPlaneError(f"{group.row} is already in {partition!r}")
         await checkpoint()
-        if self._capacity_rows is not None and len(self._tags[partition]) >= self._capacity_rows:
-            raise StoreFull(f"{partition!r} holds its {self._capacity_rows} rows; {group.row} was not kept")
+        if group.row in self._tags[partition]:
+            raise already_there(group.row, partition, self._tags[partition][group.row])
+        self._check_room(group.row)
         self._buffers[partition][group.row] = pack_row(group.row, group.keys, columns)
         self._tags[partition][group.row] = group_row_tags(group.keys, columns, group.tags)
 
@@ -104,16 +117,20 @@ class LocalPlane:
         return claim_of(reply, claim_id=claim_id, partition=partition, consumer=consumer, owner=owner)
 
     async def give_back(self, holding: Holding) -> None:
+        self._known(holding.partition)
         self._book.give_back(self._tags[holding.partition], holding.partition, holding.consumer, holding.fences)
 
     async def renew(self, holding: Holding) -> None:
+        self._known(holding.partition)
         self._book.renew(self._tags[holding.partition], holding.partition, holding.consumer, holding.fences)
 
     async def held(self, holding: Holding) -> frozenset[str]:
+        self._known(holding.partition)
         rows = self._tags[holding.partition]
         return frozenset(self._book.held(rows, holding.partition, holding.consumer, holding.fences))
 
     async def reap(self, partition: str, owners: Sequence[str]) -> list[str]:
+        self._known(partition)
         return self._book.reap(self._tags[partition], partition, owners)
 
     async def read(self, partition: str, keys: Sequence[str], columns: Sequence[str]) -> dict[str, list[Any]]:
@@ -123,36 +140,50 @@ class LocalPlane:
         return assemble(keys, columns, {name: self._buffers[partition][name] for name in names})
 
     async def write(self, partition: str, column: str, values: Mapping[str, Any], *, writer: str) -> None:
+        self._known(partition).check_write(column)
+        await checkpoint()
         self._book.locate(self._tags[partition], partition, list(values), ())
         for row, by_key in split_by_row(values).items():
             name = column_row(row, column, writer)
+            tags = column_row_tags(row, column, writer, list(by_key))
+            earlier = self._tags[partition].get(name)
+            if earlier is not None and not repeats(earlier, tags):
+                raise already_there(name, partition, earlier)
+            self._check_room(name)
             self._buffers[partition][name] = pack_row(name, list(by_key), {column: list(by_key.values())})
-            self._tags[partition][name] = column_row_tags(row, column, list(by_key))
+            self._tags[partition][name] = tags
 
     async def clear(self, partition: str, keys: Sequence[str], *, holding: Holding | None = None) -> None:
         self._known(partition)
+        await checkpoint()
         rows = self._tags[partition]
         if holding is None:
             gone = self._book.clear(rows, partition, keys)
         else:
             gone = self._book.clear(rows, partition, keys, holding.consumer, holding.fences)
-        await checkpoint()
         for name in gone:
             self._tags[partition].pop(name, None)
             self._buffers[partition].pop(name, None)
 
     async def consumption(self, partition: str, consumer: str) -> Consumption:
+        self._known(partition)
         return Consumption(**self._book.consumption(self._tags[partition], partition, consumer))
 
     async def keys(self, partition: str) -> list[str]:
-        return self._book.keys(self._tags.get(partition, {}), partition)
+        self._known(partition)
+        return self._book.keys(self._tags[partition], partition)
 
     async def watch(self) -> None:
         await anyio.sleep_forever()
 
     async def close(self) -> None:
+        self._partitions.clear()
         self._tags.clear()
         self._buffers.clear()
+
+    def _check_room(self, name: str) -> None:
+        if self._capacity_rows is not None and sum(map(len, self._tags.values())) >= self._capacity_rows:
+            raise StoreFull(f"the store holds its {self._capacity_rows} rows; {name} was not kept")
 
     def _known(self, partition: str) -> Partition:
         if partition not in self._partitions:

@@ -3,6 +3,7 @@
 Off costs nothing: an unobserved plane is not wrapped.
 """
 
+import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -58,7 +59,8 @@ class ObservedPlane:
         self._stats: dict[str, OperationStats] = {}
 
     def snapshot(self) -> dict[str, OperationStats]:
-        return dict(self._stats)
+        """Return a copy of the totals so far, by operation."""
+        return copy.deepcopy(self._stats)
 
     async def _observe(
         self,

@@ -7,7 +7,7 @@ over: TransferQueue shows a row before its tags.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from transfer_queue import BaseSampler
@@ -19,33 +19,16 @@ PAYLOAD = "payload"
 REPLY_ROW = -1
 
 
-class PartitionRows(Mapping[str, Mapping[str, Any]]):
-    """The tagged, readable rows of a TransferQueue partition by name."""
-
-    def __init__(self, partition: Any, ready: list[int]) -> None:
-        self._partition = partition
-        self._ready = ready
-
-    def __getitem__(self, name: str) -> Mapping[str, Any]:
-        partition = self._partition
-        index = partition.keys_mapping[name]
-        column = partition.field_name_mapping.get(PAYLOAD)
-        if column is None or not partition.production_status[index, column]:
-            raise KeyError(name)
-        tags = partition.custom_meta.get(index)
-        if not tags:
-            raise KeyError(name)
-        found: Mapping[str, Any] = tags
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        partition = self._partition
-        for index in self._ready:
-            if partition.custom_meta.get(index) and index in partition.revert_keys_mapping:
-                yield partition.revert_keys_mapping[index]
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+def tagged_rows(partition: Any, ready: list[int]) -> dict[str, Mapping[str, Any]]:
+    """Return tags by row name for the `ready` rows of a TransferQueue partition that have their own tags."""
+    names, found = partition.revert_keys_mapping, partition.custom_meta
+    rows = {}
+    for index in ready:
+        tags = found.get(index)
+        # A late tag write to a reused slot would show another row's tags: those count as none.
+        if tags and tags.get("row") == names.get(index):
+            rows[tags["row"]] = tags
+    return rows
 
 
 class BookSampler(BaseSampler):  # type: ignore[misc]
@@ -73,13 +56,13 @@ class BookSampler(BaseSampler):  # type: ignore[misc]
         if partition is None:
             raise ValueError("the partition does not exist; register it first")
         try:
-            reply = self._answer(PartitionRows(partition, ready_indexes), op, arguments or {})
+            reply = self._answer(tagged_rows(partition, ready_indexes), op, arguments or {})
         except AsyncRLError as error:
             reply = {"error": type(error).__name__, "message": str(error)}
         partition.custom_meta[REPLY_ROW] = {"reply": reply}
         return [REPLY_ROW], []
 
-    def _answer(self, rows: PartitionRows, op: str, arguments: dict[str, Any]) -> Any:
+    def _answer(self, rows: Mapping[str, Mapping[str, Any]], op: str, arguments: dict[str, Any]) -> Any:
         if op == "register":
             return self._book.register(**arguments)
         return getattr(self._book, op)(rows, **arguments)

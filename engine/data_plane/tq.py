@@ -8,13 +8,13 @@ owner may close (an attached process would kill the shared controller); its acto
 CPU (with too few, starting hangs silently).
 
 TransferQueue unpickles what it receives, so it is for trusted networks; on one node
-everything binds to loopback (see `bind_to_loopback`).
+everything binds to loopback (see lifecycle/environment.py).
 """
 
 import asyncio
-import os
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,11 +26,10 @@ from asyncrl.engine import errors
 from asyncrl.engine.data_plane.base import Claim, Column, Consumption, Holding, Partition
 from asyncrl.engine.data_plane.book import column_row, column_row_tags, group_row_tags
 from asyncrl.engine.data_plane.codec import pack_row
-from asyncrl.engine.data_plane.local import assemble, claim_of, split_by_row
+from asyncrl.engine.data_plane.local import already_there, assemble, claim_of, repeats, split_by_row
 from asyncrl.engine.data_plane.sampler import PAYLOAD, BookSampler
 from asyncrl.engine.errors import DataPlaneDown, DataPlaneError, MissingRows, Overdue, StoreFull
 from asyncrl.engine.records import GroupMeta
-from asyncrl.engine.records.group import check_tags
 
 Result = TypeVar("Result")
 
@@ -38,16 +37,7 @@ Result = TypeVar("Result")
 _TASK = "asyncrl"
 _PING_EVERY_S = 1.0
 _CLEANUP_S = 5.0
-
-
-def bind_to_loopback() -> None:
-    """Make Ray and TransferQueue of a single node listen on 127.0.0.1; call before Ray starts."""
-    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-
-
-def frugal_environment() -> dict[str, str]:
-    """Environment of processes that use TransferQueue: few threads, quiet."""
-    return {"TQ_CLIENT_ZMQ_IO_THREADS": "1", "TQ_NUM_THREADS": "1", "TQ_LOGGING_LEVEL": "ERROR"}
+_DOWN_CLOSE_S = 1.0
 
 
 class TransferQueuePlane:
@@ -67,6 +57,7 @@ class TransferQueuePlane:
         self._pings = pings
         self._partitions: dict[str, Partition] = {}
         self._closed = False
+        self._down = ""
 
     @classmethod
     async def start(
@@ -107,14 +98,17 @@ class TransferQueuePlane:
 
     @classmethod
     async def attach(cls, *, deadline_s: float, start_s: float) -> "TransferQueuePlane":
-        """Attach to the TransferQueue of this Ray cluster; closing leaves it running."""
+        """Attach to the TransferQueue of this Ray cluster; closing leaves it running, and none is ever started."""
         import transfer_queue
+        from transfer_queue import interface
 
         try:
             with anyio.fail_after(start_s):
-                await anyio.to_thread.run_sync(transfer_queue.init, abandon_on_cancel=True)
+                found = await anyio.to_thread.run_sync(interface._init_from_existing, abandon_on_cancel=True)
         except TimeoutError:
             raise Overdue(f"no TransferQueue to attach to within {start_s:g} s") from None
+        if not found:
+            raise DataPlaneError("no TransferQueue runs on this Ray cluster; its owner has to start it first")
         client = transfer_queue.get_client()
         return cls(client, deadline_s=deadline_s, closer=client.close)
 
@@ -160,12 +154,10 @@ class TransferQueuePlane:
         self._partitions[partition.name] = partition
 
     async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:
-        if partition in self._partitions:
-            self._partitions[partition].check_put(group, columns)
-        check_tags(group.tags, key=group.row)
+        (await self._known(partition)).check_put(group, columns)
         payload = pack_row(group.row, group.keys, columns)
         tags = group_row_tags(group.keys, columns, group.tags)
-        await self._put_row("put", partition, group.row, payload, tags)
+        await self._put_row("put", partition, payload, tags)
 
     async def claim(
         self,
@@ -215,11 +207,21 @@ class TransferQueuePlane:
         return assemble(keys, columns, await self._timed("read", self._fetch(partition, names)))
 
     async def write(self, partition: str, column: str, values: Mapping[str, Any], *, writer: str) -> None:
-        await self._control("locate", partition, {"partition": partition, "keys": list(values), "columns": []})
+        (await self._known(partition)).check_write(column)
+        there = {"partition": partition, "keys": list(values), "columns": []}
+        await self._control("locate", partition, there)
+        names = []
         for row, by_key in split_by_row(values).items():
             name = column_row(row, column, writer)
             payload = pack_row(name, list(by_key), {column: list(by_key.values())})
-            await self._put_row("write", partition, name, payload, column_row_tags(row, column, list(by_key)))
+            await self._put_row("write", partition, payload, column_row_tags(row, column, writer, list(by_key)))
+            names.append(name)
+        try:
+            # A group cleared meanwhile would leave its new column behind for ever.
+            await self._control("locate", partition, there)
+        except MissingRows:
+            await self._timed("write", self._delete(partition, names))
+            raise
 
     async def clear(self, partition: str, keys: Sequence[str], *, holding: Holding | None = None) -> None:
         if not keys:
@@ -247,15 +249,19 @@ class TransferQueuePlane:
                     with anyio.fail_after(self._deadline_s):
                         await ping()
                 except TimeoutError:
-                    raise DataPlaneDown(f"TransferQueue has not answered for {self._deadline_s:g} s") from None
+                    self._down = f"TransferQueue has not answered for {self._deadline_s:g} s"
+                    raise DataPlaneDown(self._down) from None
                 except _ray_errors() as error:
-                    raise DataPlaneDown(f"a process of TransferQueue died: {error}") from error
+                    self._down = f"a process of TransferQueue died: {error}"
+                    raise DataPlaneDown(self._down) from error
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        with anyio.move_on_after(self._deadline_s, shield=True):
+        # An orderly end waits for processes that are gone; the cluster's own end takes the rest.
+        limit = _DOWN_CLOSE_S if self._down else self._deadline_s
+        with anyio.move_on_after(limit, shield=True):
             await anyio.to_thread.run_sync(self._closer, abandon_on_cancel=True)
 
     async def _control(self, op: str, partition: str, arguments: dict[str, Any]) -> Any:
@@ -275,21 +281,38 @@ class TransferQueuePlane:
             raise getattr(errors, reply["error"])(reply["message"])
         return reply
 
-    async def _put_row(
-        self, op: str, partition: str, name: str, payload: torch.Tensor, tags: Mapping[str, Any]
-    ) -> None:
-        """Write one row; whatever stops it, no ghost of the row stays behind."""
+    async def _known(self, partition: str) -> Partition:
+        """Return a partition's shape, also one that another client registered."""
+        if partition not in self._partitions:
+            spec = await self._control("spec", partition, {"partition": partition})
+            self._partitions[partition] = Partition(
+                partition, spec["size"], tuple(spec["columns"]), tuple(spec["consumers"])
+            )
+        return self._partitions[partition]
+
+    async def _put_row(self, op: str, partition: str, payload: torch.Tensor, tags: Mapping[str, Any]) -> None:
+        """Write one row; whatever stops it, no ghost of the row stays behind.
+
+        DataPlaneError, and the earlier row stays, if the store has a row of this name.
+        """
+        name = tags["row"]
         try:
-            await self._timed(op, self._store(partition, name, payload, tags))
+            meta = await self._timed(
+                op, self._client.async_kv_retrieve_meta(keys=[name], partition_id=partition, create=True)
+            )
+            earlier = meta.custom_meta[0] if PAYLOAD in meta.field_names else None
+            if earlier is None or repeats(earlier, tags):
+                await self._timed(op, self._store(meta, payload, tags))
+                return
         except BaseException as error:
-            with anyio.move_on_after(_CLEANUP_S, shield=True):
+            with anyio.move_on_after(_CLEANUP_S, shield=True), suppress(RuntimeError):
                 await self._delete(partition, [name])
             if isinstance(error, DataPlaneError) and "Storage capacity exceeded" in str(error):
                 raise StoreFull(f"no room for {name}: {error}") from error
             raise
+        raise already_there(name, partition, earlier)
 
-    async def _store(self, partition: str, name: str, payload: torch.Tensor, tags: Mapping[str, Any]) -> None:
-        meta = await self._client.async_kv_retrieve_meta(keys=[name], partition_id=partition, create=True)
+    async def _store(self, meta: Any, payload: torch.Tensor, tags: Mapping[str, Any]) -> None:
         meta.update_custom_meta([dict(tags)])
         fields = TensorDict({PAYLOAD: torch.nested.as_nested_tensor([payload], layout=torch.jagged)}, batch_size=1)
         await self._client.async_put(fields, meta)
@@ -313,11 +336,16 @@ class TransferQueuePlane:
         if self._closed:
             asyncio.ensure_future(call).cancel()
             raise DataPlaneError(f"{op} on a closed plane")
+        if self._down:
+            asyncio.ensure_future(call).cancel()
+            raise DataPlaneDown(self._down)
         try:
             with anyio.fail_after(self._deadline_s):
                 return await call
         except TimeoutError:
             raise Overdue(f"TransferQueue did not answer {op} within {self._deadline_s:g} s") from None
+        except KeyError as error:
+            raise MissingRows(f"rows were deleted during {op}: {error}") from error
         except RuntimeError as error:
             if isinstance(error, errors.AsyncRLError):
                 raise
@@ -339,15 +367,18 @@ def _ray_errors() -> tuple[type[BaseException], ...]:
 
 
 def _start_on_ray(config: dict[str, Any]) -> None:
+    import ray
     import transfer_queue
     from omegaconf import OmegaConf
     from transfer_queue.controller import TransferQueueController
     from transfer_queue.storage.simple_storage import SimpleStorageUnit
 
+    with suppress(ValueError):
+        ray.get_actor("TransferQueueController", namespace="transfer_queue")
+        raise DataPlaneError("a TransferQueue runs on this Ray cluster already; there can be one, and one owner")
     originals = {actor: actor.options for actor in (SimpleStorageUnit, TransferQueueController)}
-    environment = {"env_vars": frugal_environment()}
     for actor, options in originals.items():
-        actor.options = partial(_without_cpus, options, environment)
+        actor.options = partial(_without_cpus, options)
     try:
         transfer_queue.init(OmegaConf.create(config, flags={"allow_objects": True}))
     finally:
@@ -355,5 +386,5 @@ def _start_on_ray(config: dict[str, Any]) -> None:
             actor.options = options
 
 
-def _without_cpus(options: Callable[..., Any], runtime_env: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    return options(*args, **{**kwargs, "num_cpus": 0, "runtime_env": runtime_env})
+def _without_cpus(options: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return options(*args, **{**kwargs, "num_cpus": 0})

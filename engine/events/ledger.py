@@ -20,7 +20,7 @@ from asyncrl.engine.records.fate import DROPPED, FAILED_FATE, MASKED, TRAINED, s
 
 
 class Place(StrEnum):
-    """Where a group is that has not settled. Each lives through some of these, in this order."""
+    """Where a group is that has not settled. Each goes through these in order, and may settle at any."""
 
     IN_FLIGHT = "in_flight"
     BUFFERED = "buffered"
@@ -52,9 +52,11 @@ class Ledger:
                 for group in event.groups:
                     self._move(group, Place.IN_TRAINING)
             case Settled():
-                _, size = self._known(event.group)
+                where, size = self._known(event.group)
                 if len(event.fates) != size:
                     raise ValueError(f"group {event.group} of {size} samples settled {len(event.fates)}")
+                if TRAINED in event.fates and where is not Place.IN_TRAINING:
+                    raise ValueError(f"group {event.group} cannot be trained: it is {where}")
                 del self._groups[event.group]
                 self.fates.update(event.fates)
 
@@ -99,6 +101,6 @@ class Ledger:
     def _move(self, group: int, place: Place) -> None:
         where, size = self._known(group)
         order = list(Place)
-        if order.index(place) <= order.index(where):
+        if order.index(place) != order.index(where) + 1:
             raise ValueError(f"group {group} cannot go from {where} to {place}")
         self._groups[group] = (place, size)

@@ -1,6 +1,7 @@
 """Steps, rewards and ages of a run so far. A fold over the event log, for the view and the summary."""
 
 from collections import Counter, deque
+from collections.abc import Sequence
 
 from asyncrl.engine.events.types import AnyEvent, BatchJudged, Put, StepEnded
 
@@ -8,34 +9,48 @@ WINDOW = 10
 
 
 class Means:
-    """The first and the last `WINDOW` (sum, count) pairs, and their means; NaN-free, None when empty."""
+    """The first `WINDOW` and the last `keep` (sum, count) pairs, and their means; NaN-free, None when empty."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep: int = WINDOW) -> None:
         self.first: list[tuple[float, int]] = []
-        self.last: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=max(keep, WINDOW))
+
+    @property
+    def last(self) -> list[tuple[float, int]]:
+        """The last `WINDOW` pairs."""
+        return self.recent(WINDOW)
 
     def add(self, total: float, count: int) -> None:
         if len(self.first) < WINDOW:
             self.first.append((total, count))
-        self.last.append((total, count))
+        self._recent.append((total, count))
+
+    def recent(self, pairs: int) -> list[tuple[float, int]]:
+        """Return the last `pairs` pairs; ValueError if fewer than that are kept."""
+        if pairs > (self._recent.maxlen or 0):
+            raise ValueError(f"{pairs} batches were asked for, but only the last {self._recent.maxlen} are kept")
+        return list(self._recent)[-pairs:]
 
     @staticmethod
-    def mean(pairs: "list[tuple[float, int]] | deque[tuple[float, int]]") -> float | None:
+    def mean(pairs: Sequence[tuple[float, int]]) -> float | None:
         count = sum(n for _, n in pairs)
         return sum(total for total, _ in pairs) / count if count else None
 
 
 class Progress:
-    """What the user watches. `rewards` is over all samples judged, `trained_rewards` over trained ones."""
+    """What the user watches. `rewards` is over all samples judged, `trained_rewards` over trained ones.
 
-    def __init__(self) -> None:
+    `reward_window` is the largest number of batches that `mean_of_last` will be asked for.
+    """
+
+    def __init__(self, reward_window: int = WINDOW) -> None:
         self.steps = 0
         self.batches = 0
         self.trained_tokens = 0
         self.generated_tokens = 0
         self.first_step_wall: float | None = None
         self.ages: Counter[int] = Counter()
-        self.rewards = Means()
+        self.rewards = Means(reward_window)
         self.trained_rewards = Means()
         self.last_step: StepEnded | None = None
         self.last_batch: BatchJudged | None = None
@@ -58,7 +73,7 @@ class Progress:
                 self.generated_tokens += sum(event.tags.get("response_tokens", ()))
 
     def mean_of_last(self, batches: int) -> float | None:
-        """Return the mean reward of the last batches (at most WINDOW), None before there are so many."""
+        """Return the mean reward of the last batches, None before there are so many."""
         if self.batches < batches:
             return None
-        return Means.mean(list(self.rewards.last)[-batches:])
+        return Means.mean(self.rewards.recent(batches))

@@ -4,7 +4,6 @@ Invariant: whatever was started here is gone when the context ends, however it e
 """
 
 import logging
-import os
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,11 +16,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from asyncrl.configs import RunConfig
-from asyncrl.engine.data_plane.tq import (
-    TransferQueuePlane,
-    bind_to_loopback,
-    frugal_environment,
-)
+from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.errors import ActorDied, Overdue
 from asyncrl.engine.lifecycle.base import World
 from asyncrl.engine.lifecycle.parts import load_run_task, train_partition, warm_up_examples
@@ -115,24 +110,9 @@ class RemoteRank(RemoteActor):
         return await self._call("weights")
 
 
-def _environment(threads: int) -> dict[str, str]:
-    """Environment of all processes of the run: one or few threads each, or they fight for the cores."""
-    return {
-        "OMP_NUM_THREADS": str(threads),
-        "OMP_WAIT_POLICY": "passive",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        **frugal_environment(),
-    }
-
-
 @asynccontextmanager
-async def ray_cluster(threads: int = 1) -> AsyncIterator[None]:
-    """Start Ray on this node's loopback for the length of the context."""
-    bind_to_loopback()
-    for name, value in _environment(threads).items():
-        os.environ.setdefault(name, value)
+async def ray_cluster() -> AsyncIterator[None]:
+    """Start Ray on this node's loopback for the length of the context; `prepare` comes first."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     start = partial(
         ray.init,

@@ -75,12 +75,15 @@ class BatchMeta:
 
     @staticmethod
     def concat(parts: Sequence["BatchMeta"]) -> "BatchMeta":
-        """Join batches of one partition and consumer; later bags win on equal names."""
+        """Join batches of one partition, consumer and columns; later bags win on equal names."""
         if not parts:
             raise TagError("nothing to join")
         partitions = {part.partition for part in parts}
         if len(partitions) > 1:
             raise TagError(f"batches of different partitions cannot be joined: {sorted(partitions)}")
+        views = {(part.consumer, part.columns) for part in parts}
+        if len(views) > 1:
+            raise TagError(f"batches of different consumers or columns cannot be joined: {sorted(views)}")
         fresh = [part._take(range(len(part))) for part in parts]
         bag: dict[str, Any] = {}
         for part in fresh:

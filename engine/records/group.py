@@ -5,6 +5,7 @@ the whole group. No tensor is ever a tag.
 """
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +25,8 @@ REWARD = "reward"
 STATUS = "status"
 CAUSE = "cause"
 
+_PLAIN = (int, float, str, bool, type(None))
+
 FINISHED = "finished"
 TRUNCATED = "truncated"
 FAILED = "failed"
@@ -31,16 +34,20 @@ FAILED = "failed"
 
 def integer_tag(value: Any, *, key: str, tag: str) -> int:
     """Return `value` as an int; a missing, float or bool value is a TagError naming key and tag."""
-    if isinstance(value, (bool, float)) or not hasattr(value, "__index__"):
-        raise TagError(f"{key}: tag {tag!r} is {value!r}; it must be an integer")
-    return int(value.__index__())
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise TagError(f"{key}: tag {tag!r} is {value!r}; it must be an integer")
 
 
 def check_tags(tags: Mapping[str, Any], *, key: str) -> None:
     """Refuse tag values that no log could write: only int, float, str, bool, null or lists of them."""
     for name, value in tags.items():
         for item in value if isinstance(value, list | tuple) else (value,):
-            if not (item is None or isinstance(item, int | float | str | bool)):
+            # By exact type: a subclass such as NumPy's float64 is a float, but no log can write it.
+            if type(item) not in _PLAIN:
                 raise TagError(
                     f"{key}: tag {name!r} holds {type(item).__name__}; "
                     "a tag is int, float, str, bool, null or a list of them"

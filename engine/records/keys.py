@@ -20,8 +20,12 @@ def sample_keys(version: int, group: int, size: int) -> tuple[str, ...]:
     return tuple(f"{row}_g{index}" for index in range(size))
 
 
+def is_sample_key(key: str) -> bool:
+    return _KEY.fullmatch(key) is not None
+
+
 def row_of(key: str) -> str:
     """Return the name of the group row that `key` belongs to; ValueError if it is no sample key."""
-    if _KEY.fullmatch(key) is None:
+    if not is_sample_key(key):
         raise ValueError(f"{key!r} is not a sample key (v<version>_p<group>_g<index>)")
     return key.rpartition("_")[0]

@@ -12,12 +12,37 @@ from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.lifecycle.base import PARTITION
 from asyncrl.engine.model.tokenizer import CharTokenizer
 from asyncrl.engine.outbox import Numbered, Outbox
-from asyncrl.engine.records import Prompt
+from asyncrl.engine.prompt_source import prompt_source
+from asyncrl.engine.records import GroupMeta, Prompt
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS
+from asyncrl.engine.records.group import FAILED, FINISHED
+from asyncrl.engine.records.keys import sample_keys
 from asyncrl.engine.records.work import RankResult, RankWork
 from asyncrl.engine.weights.base import State
 
 HANG_S = 1e9
+
+
+def fake_group(
+    group: int, rewards: Sequence[float | None], *, version: int = 0, failed: Sequence[int] = (), **tags: Any
+) -> GroupMeta:
+    """Make a group's metadata by hand: two response tokens a sample, none for the indexes in `failed`."""
+    size = len(rewards)
+    tokens = [0 if i in failed else 2 for i in range(size)]
+    base = {
+        "group": group,
+        "prompt": group,
+        "dataset": "fake",
+        "version": version,
+        "end_version": version,
+        "prompt_tokens": 2,
+        "response_tokens": tokens,
+        "trainable_tokens": tokens,
+        "reward": [None if i in failed else reward for i, reward in enumerate(rewards)],
+        "status": [FAILED if i in failed else FINISHED for i in range(size)],
+        "cause": ["score_error" if i in failed else None for i in range(size)],
+    }
+    return GroupMeta(sample_keys(version, group, size), {**base, **tags})
 
 
 @dataclass(slots=True)
@@ -74,6 +99,14 @@ class FakeTask(Task):
     def __init__(self, prompts: int = 4, reward: Callable[[int, int], Reward | float] | None = None) -> None:
         self._prompts = prompts
         self._reward = reward or (lambda prompt, index: float(index % 2))
+
+    @classmethod
+    def in_order(cls, reward: Callable[[int, int], Reward | float], *, prompts: int = 64, seed: int = 0) -> "FakeTask":
+        """Score by (dispatch number, sample index) instead; later epochs repeat the first one's prompts."""
+        task = cls(prompts)
+        first_epoch = prompt_source(task.prompts(), seed=seed, epochs=1)
+        place = {prompt.id: number for number, prompt in enumerate(first_epoch)}
+        return cls(prompts, lambda prompt, index: reward(place[prompt], index))
 
     def prompts(self) -> Sequence[Prompt]:
         return [Prompt(id=i, text=f"{i}>", answer=str(i), dataset="fake") for i in range(self._prompts)]

@@ -19,6 +19,7 @@ from asyncrl.engine.lifecycle.base import PARTITION, World
 from asyncrl.engine.lifecycle.parts import train_partition
 from asyncrl.engine.model.tokenizer import CharTokenizer
 from asyncrl.engine.offload import in_place
+from asyncrl.engine.testing.audit import Audit
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeRank, FakeTask
 from asyncrl.engine.testing.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.weights.base import InProcess
@@ -51,6 +52,11 @@ class Outcome:
     def of(self, kind: type[Kind]) -> list[Kind]:
         """Return the events of one kind, in order."""
         return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def audit(self) -> Audit:
+        """What the events say when they are counted again."""
+        return Audit.of(self.events)
 
 
 def simulated_config(**values: Any) -> RunConfig:
@@ -86,7 +92,13 @@ def simulate(
     async def main() -> Outcome:
         import anyio
 
-        plane = wrap(LocalPlane(clock=virtual_clock, capacity_rows=config.data_plane.capacity_rows))
+        plane = wrap(
+            LocalPlane(
+                clock=virtual_clock,
+                capacity_rows=config.data_plane.capacity_rows,
+                lease_s=config.data_plane.lease_s,
+            )
+        )
         await plane.register(train_partition(config))
         collectors = [
             Collector(
@@ -110,7 +122,7 @@ def simulate(
             for i in range(config.trainer.ranks)
         ]
         world = World(plane, collectors, ranks, used_task.prompts(), [])
-        ledger, progress, collected = Ledger(), Progress(), _Collected()
+        ledger, progress, collected = Ledger(), Progress(config.run.reward_window), _Collected()
         events = EventLog(clock=virtual_clock, wall=virtual_clock, folds=[ledger, progress, collected])
         chain = (
             build_chain(config.filters, min_live=config.rollout.min_live)

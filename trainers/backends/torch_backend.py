@@ -53,7 +53,7 @@ class TorchBackend:
             advantages[i, at] = rows.advantages[i]
             mask[i, at] = not rows.filler
         sums = policy_loss_sums(logprobs, behaviour, advantages, mask, self._clip)
-        loss = sums.loss / total_tokens
+        loss = sums.loss / max(total_tokens, 1)
         loss.backward()  # type: ignore[no-untyped-call]
         return StepSums(
             loss=float(loss.detach()),
@@ -68,7 +68,7 @@ class TorchBackend:
         mask = torch.zeros_like(logprobs, dtype=torch.bool)
         for i, (row, prompt) in enumerate(zip(tokens, prompt_tokens, strict=True)):
             mask[i, prompt - 1 : row.shape[0] - 1] = True
-        loss = -torch.where(mask, logprobs, 0.0).sum() / total
+        loss = -torch.where(mask, logprobs, 0.0).sum() / max(total, 1)
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
 

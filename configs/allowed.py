@@ -1,0 +1,61 @@
+"""What a field of the schema takes, in words, for error messages."""
+
+from collections.abc import Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+_NAMES: dict[Any, str] = {
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    NoneType: "null",
+    list: "a list",
+    dict: "a map",
+}
+
+
+def allowed_at(model: type[BaseModel], path: Sequence[int | str]) -> str | None:
+    """Describe the type and range of the field at `path`; None for what has no simple description."""
+    known: Any = model
+    field: FieldInfo | None = None
+    for name in path:
+        fields = known.model_fields if isinstance(known, type) and issubclass(known, BaseModel) else {}
+        field = fields.get(str(name))
+        if field is None:
+            return None
+        known = field.annotation
+    return None if field is None else _words(field.annotation, field.metadata)
+
+
+def _words(annotation: Any, metadata: Sequence[Any]) -> str | None:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *more = get_args(annotation)
+        return _words(inner, [*metadata, *more])
+    if origin in (Union, UnionType):
+        parts = [_words(part, metadata) for part in get_args(annotation)]
+        return " or ".join(part for part in parts if part) if all(parts) else None
+    if origin is Literal:
+        return f"one of {', '.join(map(str, get_args(annotation)))}"
+    name = _NAMES.get(origin or annotation)
+    if name is None:
+        return None
+    bounds = [words for item in metadata for words in _bounds(item)]
+    return f"{name} {' and '.join(bounds)}" if bounds and annotation is not NoneType else name
+
+
+def _bounds(item: Any) -> list[str]:
+    match item:
+        case FieldInfo():
+            return [words for part in item.metadata for words in _bounds(part)]
+        case Ge(ge=limit):
+            return [f"of at least {limit}"]
+        case Gt(gt=limit):
+            return [f"greater than {limit}"]
+        case Lt(lt=limit):
+            return [f"less than {limit}"]
+    return []
