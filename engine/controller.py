@@ -115,7 +115,6 @@ class Controller:
             clock=clock,
         )
         self.trainer_waits_for = "start"
-        self.collectors_wait_for = "start"
         self._source_done = False
         self._failures_in_a_row = 0
         self._ending: Ending | None = None
@@ -136,6 +135,12 @@ class Controller:
         if ending.code == 0 and not self._progress.steps:
             ending = Ending(1, f"{ending.reason}, but no step was trained")
         return ending
+
+    @property
+    def collectors_wait_for(self) -> str:
+        if self.groups.in_flight:
+            return "generation"
+        return "prompts" if self.groups.run_ahead.free else "capacity"
 
     def interrupt(self) -> None:
         """Finish the step that runs, settle, and end with code 130."""
@@ -191,7 +196,6 @@ class Controller:
         by_name = {collector.name: collector for collector in self._world.collectors}
         while not self._source_done:
             # Its deadline is the front end's: without capacity coming back no batch is complete.
-            self.collectors_wait_for = "capacity" if self.groups.in_flight == {} else "generation"
             await run_ahead.changed.wait_at_most(lambda: run_ahead.free > 0, self._config.supervision.starve_timeout_s)
             grants: dict[str, list[Grant]] = {}
             for _ in range(run_ahead.free):

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from contextlib import AsyncExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -160,7 +161,10 @@ class _Run:
         return ending
 
     async def _in_world(self) -> Ending:
+        import structlog
+
         from asyncrl.engine.controller import Controller
+        from asyncrl.engine.data_plane.observe import ObservedPlane
         from asyncrl.engine.events.types import SCHEMA, RunStarted
         from asyncrl.engine.lifecycle.base import PARTITION
         from asyncrl.filters import build_chain
@@ -180,9 +184,10 @@ class _Run:
                 from asyncrl.engine.lifecycle.local import local_world
 
                 world = await stack.enter_async_context(local_world(config))
+            plane = ObservedPlane(world.plane, clock=time.monotonic)
             self._controller = Controller(
                 config,
-                world,
+                replace(world, plane=plane),
                 chain=build_chain(config.filters, min_live=config.rollout.min_live, clock=time.monotonic),
                 events=self._events,
                 progress=self._progress,
@@ -191,6 +196,10 @@ class _Run:
             self._view.watch(self._controller)
             ending = await self._controller.run()
             self.keys_left = await self._controller.keys_left(PARTITION)
+            structlog.get_logger().info(
+                "data plane calls of the driver",
+                **{name: asdict(stats) for name, stats in plane.snapshot().items()},
+            )
             return ending
 
     async def _obey_signals(self, scope: Any) -> None:

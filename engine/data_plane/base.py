@@ -142,6 +142,9 @@ class DataPlane(Protocol):
     async def consumption(self, partition: str, consumer: str) -> Consumption:
         """Count ready and claimed groups."""
 
+    async def groups(self, partition: str) -> list[GroupMeta]:
+        """List the groups of which no key is cleared, claimed or not (cost grows with the partition)."""
+
     async def keys(self, partition: str) -> list[str]:
         """List the keys that are not cleared (for endings and tests; cost grows with the partition)."""
 

@@ -201,6 +201,10 @@ class Book:
         claimed = sum(not self._cleared_keys(rows, partition, name).issuperset(rows[name]["keys"]) for name in leases)
         return {"ready": ready, "claimed": claimed}
 
+    def groups(self, rows: Rows, partition: str) -> list[Mapping[str, Any]]:
+        self.spec(rows, partition)
+        return [rows[name] for name in rows if "of" not in rows[name] and not self._cleared_keys(rows, partition, name)]
+
     def keys(self, rows: Rows, partition: str) -> list[str]:
         self.spec(rows, partition)
         return [

@@ -20,11 +20,14 @@ from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.keys import row_of
 
 
+def group_of(row_tags: Mapping[str, Any]) -> GroupMeta:
+    """Build a GroupMeta from the tags of its row."""
+    return GroupMeta(keys=tuple(row_tags["keys"]), tags=copy.deepcopy(row_tags["tags"]))
+
+
 def claim_of(reply: Mapping[str, Any], *, claim_id: str, partition: str, consumer: str, owner: str) -> Claim:
     """Build a Claim from a book's reply."""
-    groups = tuple(
-        GroupMeta(keys=tuple(tags["keys"]), tags=copy.deepcopy(tags["tags"])) for tags in reply["rows"].values()
-    )
+    groups = tuple(map(group_of, reply["rows"].values()))
     return Claim(claim_id, partition, consumer, owner, reply["fence"], groups)
 
 
@@ -168,6 +171,9 @@ class LocalPlane:
     async def consumption(self, partition: str, consumer: str) -> Consumption:
         self._known(partition)
         return Consumption(**self._book.consumption(self._tags[partition], partition, consumer))
+
+    async def groups(self, partition: str) -> list[GroupMeta]:
+        return [group_of(tags) for tags in self._book.groups(self._tags.get(partition, {}), partition)]
 
     async def keys(self, partition: str) -> list[str]:
         self._known(partition)

@@ -149,6 +149,9 @@ class ObservedPlane:
     async def consumption(self, partition: str, consumer: str) -> Consumption:
         return await self._observe("consumption", partition, 0, self._plane.consumption(partition, consumer))
 
+    async def groups(self, partition: str) -> list[GroupMeta]:
+        return await self._observe("groups", partition, 0, self._plane.groups(partition))
+
     async def keys(self, partition: str) -> list[str]:
         return await self._observe("keys", partition, 0, self._plane.keys(partition), lambda keys: (len(keys), 0))
 

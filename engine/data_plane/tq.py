@@ -26,7 +26,7 @@ from asyncrl.engine import errors
 from asyncrl.engine.data_plane.base import Claim, Column, Consumption, Holding, Partition
 from asyncrl.engine.data_plane.book import column_row, column_row_tags, group_row_tags
 from asyncrl.engine.data_plane.codec import pack_row
-from asyncrl.engine.data_plane.local import already_there, assemble, claim_of, repeats, split_by_row
+from asyncrl.engine.data_plane.local import already_there, assemble, claim_of, group_of, repeats, split_by_row
 from asyncrl.engine.data_plane.sampler import PAYLOAD, BookSampler
 from asyncrl.engine.errors import DataPlaneDown, DataPlaneError, MissingRows, Overdue, StoreFull
 from asyncrl.engine.records import GroupMeta
@@ -234,6 +234,9 @@ class TransferQueuePlane:
     async def consumption(self, partition: str, consumer: str) -> Consumption:
         counts = await self._control("consumption", partition, {"partition": partition, "consumer": consumer})
         return Consumption(**counts)
+
+    async def groups(self, partition: str) -> list[GroupMeta]:
+        return [group_of(tags) for tags in await self._control("groups", partition, {"partition": partition})]
 
     async def keys(self, partition: str) -> list[str]:
         keys: list[str] = await self._control("keys", partition, {"partition": partition})

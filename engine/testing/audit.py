@@ -74,7 +74,7 @@ class Audit:
                 self.planned_keys[event.step] = sorted({k for rank in event.ranks for micro in rank for k in micro})
             case StepStarted():
                 state.places.update(dict.fromkeys(event.groups, Place.IN_TRAINING))
-                state.step_of.update({group: event for group in event.groups})
+                state.step_of.update(dict.fromkeys(event.groups, event))
                 self.lags.append(event.version - min(state.served.values(), default=0))
                 if event.version != state.version:
                     self.faults.append(f"step {event.step} began at version {event.version}, not {state.version}")

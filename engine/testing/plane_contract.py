@@ -5,16 +5,12 @@ Each function has a partition of its own, so that they can share a plane.
 """
 
 import itertools
-import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import anyio
-import numpy as np
 import torch
 
-from asyncrl.engine.data_plane.base import Claim, Column, Consumption, DataPlane, Holding, Partition
-from asyncrl.engine.errors import ClaimLost, DataPlaneError, MissingRows, StoreFull, TagError
+from asyncrl.engine.data_plane.base import Claim, DataPlane, Partition
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.keys import sample_keys
 

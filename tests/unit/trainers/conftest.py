@@ -1,0 +1,220 @@
+"""A small float64 model, a per-token reference loss, and whole steps of trainer ranks."""
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+import torch
+from torch import nn
+
+from asyncrl.engine.data_plane.base import Partition
+from asyncrl.engine.data_plane.local import LocalPlane
+from asyncrl.engine.offload import in_place
+from asyncrl.engine.records import GroupMeta, Plan
+from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, TOKENS
+from asyncrl.engine.records.keys import sample_keys
+from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.testing.virtual_time import run_virtual
+from asyncrl.engine.weights.base import InProcess
+from asyncrl.trainers.backends.torch_backend import TorchBackend
+from asyncrl.trainers.fan_out import plan_batch
+from asyncrl.trainers.objective import MAX_LOG_RATIO, Clip
+from asyncrl.trainers.rank import TrainerRank
+from asyncrl.trainers.reducer import Meeting, Reducer
+
+CLIP = Clip(low=0.2, high=0.3, dual=3.0)
+VOCABULARY = 12
+
+
+class CausalMean(nn.Module):
+    """Next-token logits from the mean of the embeddings so far; float64, so that 1e-12 means something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.embed = nn.Embedding(VOCABULARY, 6, dtype=torch.float64)
+            self.hidden = nn.Linear(6, 6, dtype=torch.float64)
+            self.out = nn.Linear(6, VOCABULARY, dtype=torch.float64)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, use_cache: bool) -> Any:
+        total = self.embed(input_ids).cumsum(1)
+        mean = total / torch.arange(1, input_ids.shape[1] + 1).unsqueeze(-1)
+        return SimpleNamespace(logits=self.out(torch.tanh(self.hidden(mean))))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample; `gap` is how far the policy's log-probabilities are above the behaviour's."""
+
+    ids: tuple[int, ...]
+    prompt: int
+    advantage: float
+    gap: float = 0.0
+
+
+@dataclass
+class StepOutcome:
+    """What a step of all ranks gave: their results, the summed gradient and each rank's weights."""
+
+    results: list[RankResult]
+    gradient: torch.Tensor
+    weights: list[dict[str, torch.Tensor]]
+
+    @property
+    def loss(self) -> float:
+        return sum(result.loss for result in self.results)
+
+
+@dataclass
+class Recording:
+    """A reducer that keeps what the ranks' sum was."""
+
+    inner: Reducer
+    sums: list[torch.Tensor] = field(default_factory=list)
+
+    async def sum(self, values: torch.Tensor) -> torch.Tensor:
+        total = await self.inner.sum(values)
+        self.sums.append(total.clone())
+        return total
+
+
+def response_logprobs(model: Any, sample: Sample, temperature: float = 1.0) -> torch.Tensor:
+    """Log-probabilities of a sample's response, one unpadded row at a time, without the shift's arithmetic."""
+    with torch.no_grad():
+        ids = torch.tensor([sample.ids])
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0]
+    table = torch.log_softmax(logits / temperature, -1)
+    return torch.stack(
+        [table[t - 1, sample.ids[t]] for t in range(sample.prompt, len(sample.ids))] or [torch.zeros(())]
+    )[: len(sample.ids) - sample.prompt]
+
+
+def backend_of(model: Any, **changes: Any) -> TorchBackend:
+    settings: dict[str, Any] = {
+        "pad_id": 0,
+        "temperature": 1.0,
+        "clip": CLIP,
+        "betas": (0.9, 0.95),
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+    }
+    return TorchBackend(model, **{**settings, **changes})
+
+
+def train_samples(
+    model: Any,
+    samples: Sequence[Sample],
+    *,
+    ranks: int = 1,
+    budget: int = 1000,
+    plan: Callable[[Mapping[str, int]], Plan] | None = None,
+    temperature: float = 1.0,
+) -> StepOutcome:
+    """Put `samples`, plan them, and run one step of `ranks` copies of `model`."""
+    keys = sample_keys(0, 0, len(samples))
+    behaviour = [response_logprobs(model, sample, temperature) - sample.gap for sample in samples]
+    lengths = {key: len(sample.ids) for key, sample in zip(keys, samples, strict=True)}
+    planned = plan(lengths) if plan else plan_batch(lengths, ranks=ranks, budget_tokens=budget)
+
+    async def main() -> StepOutcome:
+        plane = LocalPlane()
+        await plane.register(Partition("train", len(samples), COLUMNS, ("trainer",)))
+        columns = {TOKENS: [torch.tensor(sample.ids, dtype=torch.int32) for sample in samples], LOGPROBS: behaviour}
+        await plane.put("train", GroupMeta(keys, {}), columns)
+        meeting = Meeting(ranks, 60.0)
+        reducers = [Recording(meeting.member(rank)) for rank in range(ranks)]
+        models = [copy.deepcopy(model) for _ in range(ranks)]
+        members = [
+            TrainerRank(
+                rank,
+                ranks,
+                backend=backend_of(models[rank], temperature=temperature),
+                plane=plane,
+                partition="train",
+                reducer=reducers[rank],
+                transport=InProcess(),
+                offload=in_place,
+                learning_rate=1e-3,
+            )
+            for rank in range(ranks)
+        ]
+        results: dict[int, RankResult] = {}
+
+        async def train(rank: int) -> None:
+            work = RankWork(
+                step=1,
+                micro_batches=planned.ranks[rank],
+                advantages={key: sample.advantage for key, sample in zip(keys, samples, strict=True)},
+                prompt_tokens={key: sample.prompt for key, sample in zip(keys, samples, strict=True)},
+                total_tokens=sum(len(sample.ids) - sample.prompt for sample in samples),
+            )
+            results[rank] = await members[rank].train(work)
+
+        async with anyio.create_task_group() as tasks:
+            for rank in range(ranks):
+                tasks.start_soon(train, rank)
+        return StepOutcome(
+            [results[rank] for rank in range(ranks)], reducers[0].sums[0], [m.state_dict() for m in models]
+        )
+
+    return run_virtual(main)
+
+
+def reference_token(logprob: float, behaviour: float, advantage: float, clip: Clip) -> tuple[float, float, bool, float]:
+    """Loss, ratio, outside the clip or not, and k3, of one token in plain Python floats."""
+    gap = min(max(logprob - behaviour, -MAX_LOG_RATIO), MAX_LOG_RATIO)
+    ratio = math.exp(gap)
+    bounded = min(max(ratio, 1 - clip.low), 1 + clip.high)
+    gain = min(ratio * advantage, bounded * advantage)
+    if advantage < 0:
+        gain = max(gain, clip.dual * advantage)
+    return -gain, ratio, not 1 - clip.low <= ratio <= 1 + clip.high, ratio - 1 - gap
+
+
+@pytest.fixture
+def causal_mean() -> CausalMean:
+    return CausalMean()
+
+
+@pytest.fixture
+def make_sample() -> type[Sample]:
+    return Sample
+
+
+@pytest.fixture
+def make_backend() -> Callable[..., TorchBackend]:
+    return backend_of
+
+
+@pytest.fixture
+def train_step() -> Callable[..., StepOutcome]:
+    return train_samples
+
+
+@pytest.fixture
+def logprobs_of() -> Callable[..., torch.Tensor]:
+    return response_logprobs
+
+
+@pytest.fixture
+def per_token() -> Callable[[float, float, float, Clip], tuple[float, float, bool, float]]:
+    return reference_token
+
+
+@pytest.fixture
+def varied() -> list[Sample]:
+    """Nine samples of unequal lengths, advantages of both signs, ratios inside and outside the clip."""
+    rng = torch.Generator().manual_seed(5)
+    out = []
+    for i in range(9):
+        prompt = 1 + i % 3
+        response = 1 + (5 * i) % 7
+        ids = tuple(torch.randint(1, VOCABULARY, (prompt + response,), generator=rng).tolist())
+        out.append(Sample(ids, prompt, advantage=(-1.0) ** i * (0.3 + 0.2 * i), gap=(-0.5, 0.0, 0.1, 0.6, 1.5)[i % 5]))
+    return out
