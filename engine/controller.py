@@ -213,7 +213,7 @@ class Controller:
         self.groups.changed.notify()
 
     def _more_may_come(self) -> bool:
-        return not self._source_done or bool(self.groups.in_flight) or bool(self.groups.buffered)
+        return not self._source_done or bool(self.groups.in_flight)
 
     async def _listen(self, actor: Actor) -> None:
         limit = self._config.supervision.answer_timeout_s

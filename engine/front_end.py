@@ -45,7 +45,7 @@ class Batch:
 
 
 class FrontEnd:
-    """Claims for one consumer. `more_may_come` says whether waiting for a group can help."""
+    """Claims for one consumer. `more_may_come` says whether another group can still arrive."""
 
     def __init__(
         self,
@@ -167,12 +167,18 @@ class FrontEnd:
             await self._judge(batch, groups)
 
     async def _claim(self, wanted: int) -> Sequence[GroupMeta]:
-        """Claim up to `wanted` groups, waiting for the first; empty when no more can come."""
-        told = True
+        """Claim up to `wanted` groups, once so many have arrived or no more can; empty if there are none.
+
+        The slow poll takes what is there after `poll_s`, whatever the notices say.
+        """
+        seen = -1
         try:
             with anyio.fail_after(self._starve_timeout_s):
                 while True:
-                    arrivals = self._groups.arrivals
+                    told = await self._groups.changed.wait_at_most(
+                        partial(self._worth_claiming, wanted, seen), self._poll_s
+                    )
+                    seen = self._groups.arrivals
                     claim = await self._plane.claim(
                         self._partition,
                         self._consumer,
@@ -183,12 +189,12 @@ class FrontEnd:
                     )
                     self._claims += 1
                     if claim.groups:
-                        self.poll_hits += not told
+                        unknown = any(group.group in self._groups.in_flight for group in claim.groups)
+                        self.poll_hits += unknown and not told
                         self._groups.claim(claim)
                         return claim.groups
                     if not self._more_may_come():
                         return ()
-                    told = await self._groups.changed.wait_at_most(partial(self._news_since, arrivals), self._poll_s)
         except TimeoutError as error:
             if isinstance(error, Overdue):
                 raise
@@ -199,8 +205,9 @@ class FrontEnd:
                 f"{versions.trainer}, published {versions.published}"
             ) from None
 
-    def _news_since(self, arrivals: int) -> bool:
-        return self._groups.arrivals != arrivals or not self._more_may_come()
+    def _worth_claiming(self, wanted: int, seen: int) -> bool:
+        enough = len(self._groups.buffered) >= wanted and self._groups.arrivals != seen
+        return enough or not self._more_may_come()
 
     async def _judge(self, batch: Batch, groups: Sequence[GroupMeta]) -> None:
         version = self._versions.next_batch

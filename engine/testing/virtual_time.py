@@ -5,8 +5,10 @@ ready is an error. Nothing under it may use threads, sockets or the wall clock.
 """
 
 import asyncio
+import math
 import selectors
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from typing import Any, TypeVar
 
 import anyio
@@ -39,6 +41,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._jump.now
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Set a timer; one at infinity (anyio's `sleep_forever`) is none, or no stall could be told."""
+        if math.isinf(when):
+            return asyncio.TimerHandle(when, callback, args, self, context)
+        return super().call_at(when, callback, *args, context=context)
 
 
 def virtual_clock() -> float:

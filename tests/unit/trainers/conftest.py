@@ -17,6 +17,7 @@ from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.offload import in_place
 from asyncrl.engine.records import GroupMeta, Plan
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, TOKENS
+from asyncrl.engine.records.group import GROUP, VERSION
 from asyncrl.engine.records.keys import sample_keys
 from asyncrl.engine.records.work import RankResult, RankWork
 from asyncrl.engine.testing.virtual_time import run_virtual
@@ -91,7 +92,7 @@ def response_logprobs(model: Any, sample: Sample, temperature: float = 1.0) -> t
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0]
     table = torch.log_softmax(logits / temperature, -1)
     return torch.stack(
-        [table[t - 1, sample.ids[t]] for t in range(sample.prompt, len(sample.ids))] or [torch.zeros(())]
+        [table[t - 1, sample.ids[t]] for t in range(sample.prompt, len(sample.ids))] or [table.new_zeros(())]
     )[: len(sample.ids) - sample.prompt]
 
 
@@ -126,7 +127,7 @@ def train_samples(
         plane = LocalPlane()
         await plane.register(Partition("train", len(samples), COLUMNS, ("trainer",)))
         columns = {TOKENS: [torch.tensor(sample.ids, dtype=torch.int32) for sample in samples], LOGPROBS: behaviour}
-        await plane.put("train", GroupMeta(keys, {}), columns)
+        await plane.put("train", GroupMeta(keys, {VERSION: 0, GROUP: 0}), columns)
         meeting = Meeting(ranks, 60.0)
         reducers = [Recording(meeting.member(rank)) for rank in range(ranks)]
         models = [copy.deepcopy(model) for _ in range(ranks)]
@@ -175,6 +176,11 @@ def reference_token(logprob: float, behaviour: float, advantage: float, clip: Cl
     if advantage < 0:
         gain = max(gain, clip.dual * advantage)
     return -gain, ratio, not 1 - clip.low <= ratio <= 1 + clip.high, ratio - 1 - gap
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -1,0 +1,342 @@
+"""The collector around a fake generator: seeds, scores, tags, refused puts, versions."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import pytest
+import torch
+
+from asyncrl.collectors.collector import Collector, sample_seed
+from asyncrl.collectors.generators.base import Completion, GroupRequest
+from asyncrl.collectors.tasks import Reward, Task
+from asyncrl.engine.data_plane.base import Partition
+from asyncrl.engine.data_plane.local import LocalPlane
+from asyncrl.engine.errors import StoreFull, VersionError
+from asyncrl.engine.model.tokenizer import CharTokenizer
+from asyncrl.engine.offload import in_place
+from asyncrl.engine.records import Grant, GroupMeta, Prompt
+from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, TOKENS
+from asyncrl.engine.records.message import GroupFailure, Message, PutNotice, Served
+from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask, FaultyPlane
+from asyncrl.engine.testing.virtual_time import run_virtual, virtual_clock
+from asyncrl.engine.weights.base import InProcess
+
+
+@dataclass
+class Desk:
+    """A collector at work, and what it says."""
+
+    collector: Collector
+    plane: LocalPlane
+    generator: Any
+    messages: list[Message] = field(default_factory=list)
+
+    async def hear(self, count: int) -> list[Message]:
+        """Return the first `count` messages."""
+        while len(self.messages) < count:
+            numbered = await self.collector.events(len(self.messages), 1e6)
+            self.messages += [message for _, message in numbered]
+        return self.messages
+
+
+class AsyncTask(FakeTask):
+    """Scores sample i after 10 - i seconds; sample 2 raises, or never answers."""
+
+    def __init__(self, hang: bool = False) -> None:
+        super().__init__()
+        self.hang = hang
+        self.finished: list[int] = []
+
+    async def score(self, prompt: Prompt, response: str) -> Reward | float:  # type: ignore[override]
+        index = int(response[0])
+        if index == 2:
+            if self.hang:
+                await anyio.sleep_forever()
+            raise RuntimeError("judge is down")
+        await anyio.sleep(10 - index)
+        self.finished.append(index)
+        return float(index)
+
+
+def at_desk(
+    work: Callable[[Desk], Any],
+    *,
+    task: Task | None = None,
+    generator: Any = None,
+    before_put: Callable[[int], Any] | None = None,
+    put_timeout_s: float = 30.0,
+    group_timeout_s: float = 60.0,
+) -> Any:
+    """Run `work` beside a collector, in virtual time."""
+
+    async def main() -> Any:
+        plane = LocalPlane(clock=virtual_clock)
+        await plane.register(Partition("train", 4, COLUMNS, ("trainer",)))
+        used = generator or FakeGenerator()
+        collector = Collector(
+            "collector0",
+            generator=used,
+            task=task or FakeTask(),
+            tokenizer=CharTokenizer(),
+            plane=FaultyPlane(plane, {"put": before_put} if before_put else {}),  # type: ignore[arg-type]
+            partition="train",
+            transport=InProcess(),
+            offload=in_place,
+            temperature=0.7,
+            max_new_tokens=5,
+            group_timeout_s=group_timeout_s,
+            put_timeout_s=put_timeout_s,
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(collector.run)
+            result = await work(Desk(collector, plane, used))
+            tasks.cancel_scope.cancel()
+        return result
+
+    return run_virtual(main)
+
+
+def grant(group: int, *, seed: int = 3) -> Grant:
+    return Grant(group, Prompt(group % 4, f"{group % 4}>", str(group % 4), "fake"), 4, seed)
+
+
+async def one_group(desk: Desk) -> GroupMeta:
+    await desk.collector.grant([grant(0)])
+    (message,) = await desk.hear(1)
+    assert isinstance(message, PutNotice)
+    return message.group
+
+
+def test_the_seed_of_a_sample_is_a_function_of_run_group_and_index() -> None:
+    seeds = {(s, g, i): sample_seed(s, g, i) for s in range(4) for g in range(4) for i in range(4)}
+    assert len(set(seeds.values())) == 64
+    assert all(sample_seed(*place) == seed for place, seed in seeds.items())
+    assert all(0 <= seed < 2**64 for seed in seeds.values())
+
+
+def test_the_generator_gets_the_prompt_and_one_seed_a_sample() -> None:
+    requests: list[GroupRequest] = []
+
+    class Noting(FakeGenerator):
+        async def generate(self, request: GroupRequest) -> Sequence[Completion]:
+            requests.append(request)
+            return await super().generate(request)
+
+    async def work(desk: Desk) -> None:
+        await desk.collector.grant([grant(6, seed=9), grant(7, seed=9)])
+        await desk.hear(2)
+
+    at_desk(work, generator=Noting())
+    for number, request in zip((6, 7), requests, strict=True):
+        assert request.prompt_ids == tuple(CharTokenizer().encode(f"{number % 4}>"))
+        assert request.seeds == tuple(sample_seed(9, number, i) for i in range(4))
+        assert (request.temperature, request.max_new_tokens) == (0.7, 5)
+
+
+def test_a_group_is_put_whole_with_its_tags_and_columns() -> None:
+    async def work(desk: Desk) -> tuple[GroupMeta, dict[str, list[Any]]]:
+        group = await one_group(desk)
+        return group, await desk.plane.read("train", group.keys, COLUMNS)
+
+    group, columns = at_desk(work)
+    assert group.keys == ("v0_p0_g0", "v0_p0_g1", "v0_p0_g2", "v0_p0_g3")
+    assert dict(group.tags) == {
+        "group": 0,
+        "prompt": 0,
+        "dataset": "fake",
+        "version": 0,
+        "end_version": 0,
+        "prompt_tokens": 2,
+        "response_tokens": [2, 2, 2, 2],
+        "trainable_tokens": [2, 2, 2, 2],
+        "reward": [0.0, 1.0, 0.0, 1.0],
+        "status": ["finished"] * 4,
+        "cause": [None] * 4,
+    }
+    encode = CharTokenizer().encode
+    assert [row.tolist() for row in columns[TOKENS]] == [[*encode("0>"), *encode(str(i)), 1] for i in range(4)]
+    assert all(row.dtype == torch.float32 and row.tolist() == [-1.0, -1.0] for row in columns[LOGPROBS])
+
+
+def test_a_score_that_raises_fails_its_sample_alone() -> None:
+    """B10: siblings keep their rewards; the failed one keeps its key and has nothing to train."""
+
+    def reward(prompt: int, index: int) -> float:
+        if index == 1:
+            raise ValueError("no such answer")
+        return float(index)
+
+    group = at_desk(one_group, task=FakeTask(reward=reward))
+    assert group.size == 4
+    assert group.rewards == (0.0, None, 2.0, 3.0)
+    assert group.statuses == ("finished", "failed", "finished", "finished")
+    assert group.sample_tag("cause") == (None, "score_error", None, None)
+    assert group.trainable_tokens == (2, 0, 2, 2)
+
+
+def test_async_scores_run_together_and_fail_alone() -> None:
+    task = AsyncTask()
+
+    async def work(desk: Desk) -> tuple[GroupMeta, float]:
+        return await one_group(desk), virtual_clock()
+
+    group, seconds = at_desk(work, task=task)
+    assert group.rewards == (0.0, 1.0, None, 3.0)
+    assert group.statuses[2] == "failed"
+    assert task.finished == [3, 1, 0]
+    assert seconds == pytest.approx(1 + 10)
+
+
+def test_a_score_that_never_answers_ends_with_the_groups_deadline() -> None:
+    """B4's kind: the group fails as `timeout`, the next one goes on."""
+    task = AsyncTask(hang=True)
+
+    async def work(desk: Desk) -> list[Message]:
+        await desk.collector.grant([grant(0)])
+        await desk.hear(1)
+        task.hang = False
+        await desk.collector.grant([grant(1)])
+        assert (await desk.collector.status())["in_flight"] == 1
+        return await desk.hear(2)
+
+    failure, notice = at_desk(work, task=task, group_timeout_s=20.0)
+    assert isinstance(failure, GroupFailure)
+    assert (failure.group, failure.reason) == (0, "timeout")
+    assert isinstance(notice, PutNotice)
+
+
+def test_parts_of_a_reward_become_tags() -> None:
+    def reward(prompt: int, index: int) -> Reward | float:
+        return 0.5 if index == 3 else Reward(float(index), {"acc": index / 2, **({"style": 1.0} if index else {})})
+
+    group = at_desk(one_group, task=FakeTask(reward=reward))
+    assert group.rewards == (0.0, 1.0, 2.0, 0.5)
+    assert group.sample_tag("acc") == (0.0, 0.5, 1.0, None)
+    assert group.sample_tag("style") == (None, 1.0, 1.0, None)
+
+
+def test_a_generation_that_raises_is_one_failure_with_its_traceback() -> None:
+    """B9, B1: the message carries the original error; siblings of the queue go on."""
+
+    def fail(call: int) -> None:
+        if call == 1:
+            raise ValueError("the engine broke")
+
+    async def work(desk: Desk) -> list[Message]:
+        await desk.collector.grant([grant(i) for i in range(4)])
+        return list(await desk.hear(4))
+
+    messages = at_desk(work, generator=FakeGenerator(fail=fail))
+    failures = [m for m in messages if isinstance(m, GroupFailure)]
+    assert [(f.group, f.reason) for f in failures] == [(1, "generation_error")]
+    assert "the engine broke" in failures[0].error
+    assert "Traceback" in failures[0].error
+    assert {m.group.group for m in messages if isinstance(m, PutNotice)} == {0, 2, 3}
+
+
+def test_a_refused_put_is_tried_again_with_growing_pauses() -> None:
+    """The store is full five times; nothing is lost, and the retries do not hammer it."""
+    times: list[float] = []
+
+    def full(call: int) -> None:
+        times.append(virtual_clock())
+        if call <= 5:
+            raise StoreFull("no room")
+
+    async def work(desk: Desk) -> list[str]:
+        await one_group(desk)
+        return await desk.plane.keys("train")
+
+    assert len(at_desk(work, before_put=full)) == 4
+    pauses = [b - a for a, b in zip(times, times[1:], strict=False)]
+    assert len(pauses) == 5
+    assert all(later >= 1.5 * earlier for earlier, later in zip(pauses, pauses[1:], strict=False))
+
+
+@pytest.mark.parametrize("deadline", [3.0, 60.0])
+def test_a_store_that_stays_full_ends_the_collector_at_its_deadline(deadline: float) -> None:
+    def full(call: int) -> None:
+        raise StoreFull("no room")
+
+    async def work(desk: Desk) -> None:
+        await desk.collector.grant([grant(0)])
+        with pytest.raises(ExceptionGroup) as caught:
+            await desk.hear(1)
+        assert caught.group_contains(StoreFull)
+        assert virtual_clock() == pytest.approx(1 + deadline)
+        assert await desk.plane.keys("train") == []
+
+    with pytest.raises(BaseExceptionGroup) as ended:
+        at_desk(work, before_put=full, put_timeout_s=deadline)
+    assert ended.group_contains(StoreFull)
+
+
+def test_a_group_carries_the_version_served_when_it_was_granted() -> None:
+    """A2: version 3 at dispatch, 4 loaded while it generates: keys and tag say 3."""
+    generator = FakeGenerator(version=3, seconds=lambda _: 10.0)
+
+    async def work(desk: Desk) -> GroupMeta:
+        desk.collector.set_weight_version(3)
+        await desk.collector.grant([grant(0)])
+        await anyio.sleep(5)
+        await desk.collector.update_weights(4, {})
+        messages = await desk.hear(3)
+        assert messages[:2] == [Served(3), Served(4)]
+        notice = messages[2]
+        assert isinstance(notice, PutNotice)
+        return notice.group
+
+    group = at_desk(work, generator=generator)
+    assert (group.version, group.keys[0]) == (3, "v3_p0_g0")
+
+
+def test_the_version_never_goes_back() -> None:
+    """A5: 57, then 1, by either way in; nothing reaches the generator."""
+
+    async def work(desk: Desk) -> list[int]:
+        desk.collector.set_weight_version(57)
+        with pytest.raises(VersionError, match=r"57.*1"):
+            desk.collector.set_weight_version(1)
+        with pytest.raises(VersionError, match=r"57.*1"):
+            await desk.collector.update_weights(1, {})
+        assert (await desk.collector.status())["version"] == 57
+        return list(desk.generator.updates)
+
+    assert at_desk(work) == []
+
+
+def test_a_failed_update_leaves_the_version_served() -> None:
+    """A6: the hook raises on its second call."""
+
+    def refuse(version: int) -> float:
+        if version == 2:
+            raise RuntimeError("half a checkpoint")
+        return 0.0
+
+    async def work(desk: Desk) -> tuple[Any, GroupMeta]:
+        await desk.collector.update_weights(1, {})
+        with pytest.raises(RuntimeError, match="half a checkpoint"):
+            await desk.collector.update_weights(2, {})
+        await desk.collector.grant([grant(0)])
+        served, notice = await desk.hear(2)
+        assert isinstance(notice, PutNotice)
+        return served, notice.group
+
+    served, group = at_desk(work, generator=FakeGenerator(refuse=refuse))
+    assert served == Served(1)
+    assert group.version == 1
+
+
+def test_stopping_leaves_nothing_running_and_nothing_half_put() -> None:
+    async def work(desk: Desk) -> None:
+        await desk.collector.grant([grant(0), grant(1)])
+        await anyio.sleep(0.5)
+        assert (await desk.collector.status())["running"] == 2
+        await desk.collector.stop()
+        status = await desk.collector.status()
+        assert (status["running"], status["in_flight"]) == (0, 0)
+        assert await desk.plane.keys("train") == []
+
+    at_desk(work)

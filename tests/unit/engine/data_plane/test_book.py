@@ -1,0 +1,218 @@
+"""The claim book: groups stay whole, two claimers never share one, time is only the fallback."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from asyncrl.engine.data_plane.book import Book, group_row_tags
+from asyncrl.engine.errors import ClaimLost
+from asyncrl.engine.records.keys import row_of, sample_keys
+
+SPEC = {"size": 2, "columns": ("x",), "consumers": ("a", "b")}
+LEASE_S = 10.0
+
+
+@dataclass
+class Desk:
+    """A book over rows that a test lays out, and its clock."""
+
+    now: float = 0.0
+    rows: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.book = Book(lambda: self.now, LEASE_S)
+        self.book.register("p", SPEC)
+
+    def put(self, number: int, version: int = 0) -> str:
+        keys = sample_keys(version, number, 2)
+        self.rows[row_of(keys[0])] = group_row_tags(keys, ("x",), {"version": version, "group": number})
+        return row_of(keys[0])
+
+    def claim(self, max_groups: int, claim_id: str, owner: str = "o", consumer: str = "a") -> dict[str, int]:
+        reply = self.book.claim(
+            self.rows,
+            partition="p",
+            consumer=consumer,
+            columns=("x",),
+            max_groups=max_groups,
+            owner=owner,
+            claim_id=claim_id,
+        )
+        return dict.fromkeys(reply["rows"], reply["fence"])
+
+    def held(self, fences: Mapping[str, int], consumer: str = "a") -> list[str]:
+        return self.book.held(self.rows, "p", consumer, fences)
+
+
+def test_a_lease_expires_only_after_its_time_and_a_renewal_pushes_it_out() -> None:
+    desk = Desk()
+    row = desk.put(0)
+    fences = desk.claim(1, "first")
+    desk.now = LEASE_S
+    assert desk.held(fences) == [row]
+    desk.book.renew(desk.rows, "p", "a", fences)
+    desk.now = 2 * LEASE_S
+    assert desk.claim(1, "second") == {}
+    desk.now += 0.1
+    taken = desk.claim(1, "third", owner="heir")
+    assert list(taken) == [row]
+    assert desk.held(fences) == []
+    with pytest.raises(ClaimLost, match=row):
+        desk.book.renew(desk.rows, "p", "a", fences)
+    assert desk.held(taken) == [row]
+
+
+def test_an_expired_claim_cannot_clear_though_nobody_took_it() -> None:
+    desk = Desk()
+    row = desk.put(0)
+    fences = desk.claim(1, "first")
+    desk.now = LEASE_S + 0.1
+    with pytest.raises(ClaimLost, match=row):
+        desk.book.clear(desk.rows, "p", sample_keys(0, 0, 2), "a", fences)
+    assert list(desk.claim(1, "second")) == [row]
+
+
+def test_a_row_that_the_store_lost_is_not_held() -> None:
+    desk = Desk()
+    row = desk.put(0)
+    fences = desk.claim(1, "first")
+    del desk.rows[row]
+    assert desk.held(fences) == []
+    assert desk.book.consumption(desk.rows, "p", "a") == {"ready": 0, "claimed": 0}
+
+
+def test_the_memory_of_claim_ids_and_cleared_rows_is_bounded() -> None:
+    desk = Desk()
+    for number in range(5000):
+        row = desk.put(number)
+        fences = desk.claim(1, str(number))
+        assert desk.book.clear(desk.rows, "p", sample_keys(0, number, 2), "a", fences) == [row]
+        del desk.rows[row]
+    assert len(desk.book._claims) == 4096
+    assert len(desk.book._cleared["p"]) <= 1
+    assert desk.claim(1, "one more") == {}
+    assert desk.book._leases[("p", "a")] == {}
+
+
+class Claimers(RuleBasedStateMachine):
+    """Random operations against a model: by consumer, who holds a row under which number."""
+
+    @initialize()
+    def start(self) -> None:
+        self.desk = Desk()
+        self.numbers = 0
+        self.claim_ids = 0
+        self.last_fence = 0
+        self.holders: dict[tuple[str, str], tuple[str, int, float]] = {}
+        self.stale: list[tuple[str, str, int]] = []
+        self.cleared: dict[str, set[str]] = {}
+
+    def live(self, consumer: str, row: str) -> tuple[str, int, float] | None:
+        holder = self.holders.get((consumer, row))
+        return holder if holder and row in self.desk.rows and holder[2] >= self.desk.now else None
+
+    def end(self, consumer: str, row: str) -> None:
+        _, fence, _ = self.holders.pop((consumer, row))
+        self.stale.append((consumer, row, fence))
+
+    @rule(version=st.integers(0, 3))
+    def put(self, version: int) -> None:
+        self.desk.put(self.numbers, version)
+        self.numbers += 1
+
+    @rule(consumer=st.sampled_from("ab"), owner=st.sampled_from("xyz"), max_groups=st.integers(0, 3))
+    def claim(self, consumer: str, owner: str, max_groups: int) -> None:
+        claim_id = f"{owner}/{self.claim_ids}"
+        self.claim_ids += 1
+        free = sorted(
+            (tags["tags"]["version"], tags["tags"]["group"], row)
+            for row, tags in self.desk.rows.items()
+            if not self.live(consumer, row) and not self.cleared.get(row)
+        )
+        fences = self.desk.claim(max_groups, claim_id, owner, consumer)
+        assert list(fences) == [row for _, _, row in free[:max_groups]]
+        assert self.desk.claim(max_groups, claim_id, owner, consumer) == fences or not fences
+        for row, fence in fences.items():
+            assert fence > self.last_fence
+            if (consumer, row) in self.holders:
+                self.end(consumer, row)
+            self.holders[(consumer, row)] = (owner, fence, self.desk.now + LEASE_S)
+        self.last_fence = max([self.last_fence, *fences.values()])
+
+    @rule(seconds=st.sampled_from([1.0, LEASE_S / 2, LEASE_S + 1]))
+    def wait(self, seconds: float) -> None:
+        self.desk.now += seconds
+
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        if self.holders:
+            consumer, row = data.draw(st.sampled_from(sorted(self.holders)))
+            fence = self.holders[(consumer, row)][1]
+            self.desk.book.give_back(self.desk.rows, "p", consumer, {row: fence})
+            self.end(consumer, row)
+
+    @rule(data=st.data())
+    def renew(self, data: st.DataObject) -> None:
+        if self.holders:
+            consumer, row = data.draw(st.sampled_from(sorted(self.holders)))
+            owner, fence, _ = self.holders[(consumer, row)]
+            if self.live(consumer, row):
+                self.desk.book.renew(self.desk.rows, "p", consumer, {row: fence})
+                self.holders[(consumer, row)] = (owner, fence, self.desk.now + LEASE_S)
+
+    @rule(owner=st.sampled_from("xyz"))
+    def reap(self, owner: str) -> None:
+        expected = sorted(row for (c, row), h in self.holders.items() if h[0] == owner and self.live(c, row))
+        assert sorted(self.desk.book.reap(self.desk.rows, "p", [owner])) == expected
+        for consumer, row in [place for place, holder in self.holders.items() if holder[0] == owner]:
+            self.end(consumer, row)
+
+    @rule(data=st.data(), samples=st.sets(st.integers(0, 1), min_size=1))
+    def clear(self, data: st.DataObject, samples: set[int]) -> None:
+        if self.holders:
+            consumer, row = data.draw(st.sampled_from(sorted(self.holders)))
+            if not self.live(consumer, row):
+                return
+            keys = [self.desk.rows[row]["keys"][i] for i in samples]
+            gone = self.desk.book.clear(self.desk.rows, "p", keys, consumer, {row: self.holders[(consumer, row)][1]})
+            self.cleared.setdefault(row, set()).update(keys)
+            assert gone == ([row] if len(self.cleared[row]) == 2 else [])
+            for name in gone:
+                del self.desk.rows[name]
+
+    @rule(data=st.data())
+    def try_a_stale_number(self, data: st.DataObject) -> None:
+        places = [place for place in self.stale if place[1] in self.desk.rows]
+        if places:
+            consumer, row, fence = data.draw(st.sampled_from(places))
+            left = [key for key in self.desk.rows[row]["keys"] if key not in self.cleared.get(row, ())]
+            with pytest.raises(ClaimLost):
+                self.desk.book.clear(self.desk.rows, "p", left, consumer, {row: fence})
+            with pytest.raises(ClaimLost):
+                self.desk.book.renew(self.desk.rows, "p", consumer, {row: fence})
+            self.desk.book.give_back(self.desk.rows, "p", consumer, {row: fence})
+
+    @invariant()
+    def each_row_is_held_by_its_one_holder_and_keys_are_what_is_not_cleared(self) -> None:
+        for (consumer, row), (_, fence, _) in self.holders.items():
+            assert self.desk.held({row: fence}, consumer) == ([row] if self.live(consumer, row) else [])
+        for consumer, row, fence in self.stale:
+            assert self.desk.held({row: fence}, consumer) == []
+        for consumer in "ab":
+            counts = self.desk.book.consumption(self.desk.rows, "p", consumer)
+            held = [row for row in self.desk.rows if self.live(consumer, row)]
+            free = [row for row in self.desk.rows if row not in held and not self.cleared.get(row)]
+            assert counts == {"ready": len(free), "claimed": len(held)}
+        expected = {k for row, tags in self.desk.rows.items() for k in tags["keys"]} - set().union(
+            *self.cleared.values()
+        )
+        assert set(self.desk.book.keys(self.desk.rows, "p")) == expected
+
+
+TestClaimers = Claimers.TestCase
+TestClaimers.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)

@@ -1,0 +1,84 @@
+"""The observing wrapper counts what passes and changes nothing of it."""
+
+import anyio
+import pytest
+import torch
+
+from asyncrl.engine.data_plane.local import LocalPlane
+from asyncrl.engine.data_plane.observe import Observation, ObservedPlane
+from asyncrl.engine.errors import MissingRows, Overdue
+from asyncrl.engine.testing.fakes import FaultyPlane
+from asyncrl.engine.testing.plane_contract import (
+    CONTRACT,
+    TOKENS,
+    ContractTest,
+    claim_groups,
+    contract_group,
+    contract_partition,
+    put_groups,
+)
+from asyncrl.engine.testing.virtual_time import run_virtual, virtual_clock
+
+
+@pytest.mark.parametrize("sentence", CONTRACT, ids=lambda sentence: sentence.__name__)
+def test_an_observed_plane_keeps_the_contract(sentence: ContractTest) -> None:
+    run_virtual(sentence, ObservedPlane(LocalPlane(clock=virtual_clock), clock=virtual_clock))
+
+
+def test_calls_keys_bytes_seconds_and_status_are_counted_by_operation() -> None:
+    seen: list[Observation] = []
+
+    async def main() -> None:
+        async def overdue() -> None:
+            await anyio.sleep(3)
+            raise Overdue("too late")
+
+        slow = FaultyPlane(
+            LocalPlane(clock=virtual_clock),
+            {"put": lambda n: anyio.sleep(2), "held": lambda n: overdue()},
+        )
+        plane = ObservedPlane(slow, clock=virtual_clock, callback=seen.append)
+        await plane.register(contract_partition("p"))
+        groups = [contract_group(n) for n in range(2)]
+        await put_groups(plane, "p", groups)
+        before = plane.snapshot()
+        claim = await claim_groups(plane, "p", 1)
+        await plane.read("p", groups[0].keys, (TOKENS,))
+        with pytest.raises(MissingRows):
+            await plane.read("p", groups[0].keys, ("nothing",))
+        with pytest.raises(Overdue):
+            await plane.held(claim.holding)
+        await plane.clear("p", groups[0].keys, holding=claim.holding)
+        assert len(await plane.keys("p")) == 2
+        stats = plane.snapshot()
+        assert "claim" not in before
+        assert before["put"].calls == 2
+        # Tokens [n, 0] and [n, 1, 0] of int32: 20 bytes a group.
+        put = stats["put"]
+        assert (put.calls, put.keys, put.bytes, put.seconds) == (2, 4, 40, 4.0)
+        assert (stats["claim"].keys, stats["claim"].bytes) == (2, 0)
+        assert stats["read"].status == {"ok": 1, "error": 1, "timeout": 0}
+        assert (stats["read"].calls, stats["read"].bytes) == (2, 20)
+        assert stats["held"].status == {"ok": 0, "error": 0, "timeout": 1}
+        assert stats["held"].seconds == 3.0
+        assert (stats["clear"].keys, stats["keys"].keys) == (2, 2)
+        await plane.close()
+
+    run_virtual(main)
+    assert [o.operation for o in seen] == [
+        "register", "put", "put", "claim", "read", "read", "held", "clear", "keys", "close",
+    ]  # fmt: skip
+    assert seen[1] == Observation("put", "p", keys=2, bytes=20, seconds=2.0, status="ok")
+
+
+def test_a_snapshot_does_not_change_afterwards() -> None:
+    async def main() -> None:
+        plane = ObservedPlane(LocalPlane(clock=virtual_clock), clock=virtual_clock)
+        await plane.register(contract_partition("p"))
+        await plane.put("p", contract_group(0), {TOKENS: [torch.zeros(1)] * 2})
+        snapshot = plane.snapshot()
+        await plane.put("p", contract_group(1), {TOKENS: [torch.zeros(1)] * 2})
+        assert snapshot["put"].calls == 1
+        assert snapshot["put"].status["ok"] == 1
+
+    run_virtual(main)
