@@ -2,13 +2,16 @@
 
 from asyncrl.filters.base import BaseRolloutFilter, FilterContext, GroupView
 from asyncrl.filters.chain import Chain, Judgement
+from asyncrl.filters.columns import ColumnVerdict, GroupColumns
 from asyncrl.filters.load import build_chain, build_filter
 from asyncrl.filters.verdict import Kind, Verdict, drop, keep, mask, rescue
 
 __all__ = [
     "BaseRolloutFilter",
     "Chain",
+    "ColumnVerdict",
     "FilterContext",
+    "GroupColumns",
     "GroupView",
     "Judgement",
     "Kind",

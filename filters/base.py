@@ -7,23 +7,30 @@ import inspect
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from asyncrl.engine.errors import TagError
+from asyncrl.engine.errors import FilterError, TagError
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.group import FAILED, is_live_reward
+from asyncrl.filters.columns import ColumnVerdict, GroupColumns
+from asyncrl.filters.statistics import RunningStatistics
+from asyncrl.filters.taggers import Tagger
 from asyncrl.filters.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class FilterContext:
-    """Where a group is judged: `trainer_version` is the one at which its batch will be trained."""
+    """Where a group is judged: `trainer_version` is the one at which its batch will be trained.
+
+    `statistics` tells what the run has seen before.
+    """
 
     trainer_version: int
     step: int
     seed: int
+    statistics: RunningStatistics = field(default_factory=RunningStatistics)
 
     def rng(self, group: "GroupView") -> random.Random:
         """Return a generator that depends on (seed, step, group) alone."""
@@ -79,6 +86,15 @@ class GroupView:
         """The reward of each sample as the environment gave it."""
         return self.meta.rewards
 
+    @property
+    def without_reward(self) -> tuple[int, ...]:
+        """Indexes of samples that were generated but have no finite reward."""
+        return tuple(
+            i
+            for i, (status, reward) in enumerate(zip(self.meta.statuses, self.rewards, strict=True))
+            if status != FAILED and not is_live_reward(reward)
+        )
+
     def tag(self, name: str) -> tuple[Any, ...]:
         """Return any per-sample tag; a missing one is a TagError naming key and tag."""
         return self.meta.sample_tag(name)
@@ -87,7 +103,7 @@ class GroupView:
         """Return a numeric per-sample tag of the live samples; None or NaN among them is a TagError."""
         values = self.tag(name)
         for i in self.live:
-            if isinstance(values[i], bool | str) or not is_live_reward(values[i]):
+            if isinstance(values[i], str) or not is_live_reward(values[i]):
                 raise TagError(f"{self.keys[i]}: tag {name!r} is {values[i]!r}; a finite number is needed")
         return [float(values[i]) for i in self.live]
 
@@ -95,12 +111,28 @@ class GroupView:
 class BaseRolloutFilter(ABC):
     """Judges groups. Subclass it, write `judge`, and name it in YAML or with `--filter module:Class`.
 
-    `requires` lists the tags that must exist; they are checked before the first verdict.
+    `requires` lists the tags that must exist; they are checked before the first verdict. `taggers`
+    are functions that the collector runs on each response's tokens; each writes the tag it is
+    listed under.
     A filter with state overrides `state_dict` and `load_state_dict`; the state is saved with
     the run.
     """
 
     requires: ClassVar[tuple[str, ...]] = ()
+    taggers: ClassVar[Mapping[str, Tagger]] = {}
+
+    @property
+    def judges_columns(self) -> bool:
+        """Whether `judge_columns` speaks for this class: no subclass has its own `judge` instead."""
+        order = type(self).__mro__
+        by_name = {
+            name: next(i for i, c in enumerate(order) if name in c.__dict__)
+            for name in ("judge_columns", "judge", "judge_many")
+        }
+        base = order.index(BaseRolloutFilter)
+        return by_name["judge_columns"] < base and by_name["judge_columns"] <= min(
+            by_name["judge"], by_name["judge_many"]
+        )
 
     @property
     def name(self) -> str:
@@ -112,8 +144,12 @@ class BaseRolloutFilter(ABC):
         """Return keep(), drop(reason), mask(samples, reason, keep_reward=...) or rescue(reasons)."""
 
     def judge_many(self, groups: Sequence[GroupView], context: FilterContext) -> list[Verdict]:
-        """Judge several groups, in order; override it where columns are faster than loops."""
+        """Judge several groups, in order; override it where they must be seen together."""
         return [self.judge(group, context) for group in groups]
+
+    def judge_columns(self, groups: GroupColumns, context: FilterContext) -> ColumnVerdict:
+        """Judge many groups in NumPy columns, for speed; optional, and equal to `judge` in what it says."""
+        raise FilterError(f"filter {self.name} has no judge_columns")
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a restart, as plain JSON values."""

@@ -9,8 +9,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
+
 from asyncrl.engine.records.group import REWARD
 from asyncrl.filters.base import BaseRolloutFilter, FilterContext, GroupView
+from asyncrl.filters.columns import ColumnVerdict, GroupColumns
 from asyncrl.filters.verdict import Verdict, drop, keep
 
 OnExhausted = Literal["error", "train_partial", "wait"]
@@ -66,3 +69,11 @@ class DynamicSampling(BaseRolloutFilter):
         below = self._low is not None and mean < self._low
         above = self._high is not None and mean > self._high
         return drop("out_of_band") if below or above else keep()
+
+    def judge_columns(self, groups: GroupColumns, context: FilterContext) -> ColumnVerdict:
+        if self._low is None and self._high is None:
+            return ColumnVerdict()
+        means = groups.live_means(groups.live_numbers(self._tag))
+        low = -np.inf if self._low is None else self._low
+        high = np.inf if self._high is None else self._high
+        return ColumnVerdict(drops={"out_of_band": (means < low) | (means > high)})

@@ -10,7 +10,11 @@ from asyncrl.configs.objects import load_object
 from asyncrl.engine.errors import ConfigError
 from asyncrl.filters.base import BaseRolloutFilter, parameters_of
 from asyncrl.filters.chain import Chain
+from asyncrl.filters.content import Duplicate, Repetition
 from asyncrl.filters.dynamic_sampling import DynamicSampling
+from asyncrl.filters.history import Difficulty, Quota
+from asyncrl.filters.length import Length, Overlong, Truncated
+from asyncrl.filters.reward import FiniteReward, MinLive
 from asyncrl.filters.staleness import Staleness
 from asyncrl.filters.zero_std import ZeroStd
 
@@ -20,6 +24,15 @@ BUILT_IN: Mapping[str, type[BaseRolloutFilter]] = {
     "staleness": Staleness,
     "zero_std": ZeroStd,
     "dynamic_sampling": DynamicSampling,
+    "difficulty": Difficulty,
+    "length": Length,
+    "overlong": Overlong,
+    "truncated": Truncated,
+    "repetition": Repetition,
+    "duplicate": Duplicate,
+    "finite_reward": FiniteReward,
+    "min_live": MinLive,
+    "quota": Quota,
 }
 
 
@@ -61,8 +74,23 @@ def build_filter(entry: Mapping[str, Any]) -> BaseRolloutFilter:
         raise ConfigError(f"filter {name}: {error}") from error
 
 
+def flatten_chain(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return entries with nested chains (`{name: chain, filters: [...]}`) put in place, in order."""
+    flat: list[Mapping[str, Any]] = []
+    for entry in entries:
+        if entry["name"] != "chain":
+            flat.append(entry)
+            continue
+        nested = entry.get("filters")
+        unknown = sorted(set(entry) - {"name", "filters"})
+        if unknown or not isinstance(nested, list) or not all(isinstance(e, dict) and "name" in e for e in nested):
+            raise ConfigError(f"filter chain: write {{name: chain, filters: [{{name: ...}}, ...]}}, not {dict(entry)}")
+        flat += flatten_chain(nested)
+    return flat
+
+
 def build_chain(
     entries: Sequence[Mapping[str, Any]], *, min_live: int, clock: Callable[[], float] | None = None
 ) -> Chain:
     """Build the chain that a configuration lists."""
-    return Chain([build_filter(entry) for entry in entries], min_live=min_live, clock=clock)
+    return Chain([build_filter(entry) for entry in flatten_chain(entries)], min_live=min_live, clock=clock)

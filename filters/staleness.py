@@ -6,26 +6,40 @@ some datasets. Without parameters it never drops more than the bound.
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from asyncrl.engine.records.group import DATASET, VERSION
+from asyncrl.engine.records.spans import mean_token_ages
 from asyncrl.filters.base import BaseRolloutFilter, FilterContext, GroupView
+from asyncrl.filters.columns import ColumnVerdict, GroupColumns
 from asyncrl.filters.verdict import Verdict, drop, keep
 
 
 class Staleness(BaseRolloutFilter):
     """Drop (reason `stale`) when V minus the oldest version is over `max_age`, in versions.
 
-    `max_age_by_dataset` overrides `max_age` for the datasets that it names.
+    `max_age_by_dataset` overrides `max_age` for the datasets that it names. `max_mean_token_age`
+    drops (reason `stale_tokens`) groups whose tokens are older than that on average; it counts every
+    token at the version that produced it, where the generator reports spans.
     """
 
     requires = (VERSION, DATASET)
 
-    def __init__(self, max_age: int | None = None, max_age_by_dataset: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        max_age: int | None = None,
+        max_age_by_dataset: Mapping[str, int] | None = None,
+        max_mean_token_age: float | None = None,
+    ) -> None:
         limits = {"max_age": max_age, **(max_age_by_dataset or {})}
         for name, limit in limits.items():
             if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
                 raise ValueError(f"{name} is {limit!r}; it must be an integer of at least 0")
+        if max_mean_token_age is not None and max_mean_token_age < 0:
+            raise ValueError(f"max_mean_token_age is {max_mean_token_age}; it must be at least 0")
         self._max_age = max_age
         self._by_dataset = dict(max_age_by_dataset or {})
+        self._max_mean_token_age = max_mean_token_age
 
     @property
     def name(self) -> str:
@@ -34,4 +48,25 @@ class Staleness(BaseRolloutFilter):
     def judge(self, group: GroupView, context: FilterContext) -> Verdict:
         age = group.meta.age(context.trainer_version)
         limit = self._by_dataset.get(group.meta.dataset, self._max_age)
-        return drop("stale") if limit is not None and age > limit else keep()
+        if limit is not None and age > limit:
+            return drop("stale")
+        if self._max_mean_token_age is not None:
+            ages = mean_token_ages(group.meta, context.trainer_version)
+            live = [ages[i] for i in group.live]
+            if sum(live) / len(live) > self._max_mean_token_age:
+                return drop("stale_tokens")
+        return keep()
+
+    def judge_columns(self, groups: GroupColumns, context: FilterContext) -> ColumnVerdict:
+        ages = context.trainer_version - groups.versions()
+        if (ages < 0).any():
+            groups.groups[int(np.argmin(ages))].age(context.trainer_version)
+        limits = np.full(groups.n, np.inf if self._max_age is None else self._max_age)
+        if self._by_dataset:
+            known = [self._by_dataset.get(group.dataset, self._max_age) for group in groups.groups]
+            limits = np.array([np.inf if limit is None else limit for limit in known])
+        drops = {"stale": ages > limits}
+        if self._max_mean_token_age is not None:
+            means = np.array([np.mean(mean_token_ages(g, context.trainer_version)) for g in groups.groups])
+            drops["stale_tokens"] = means > self._max_mean_token_age
+        return ColumnVerdict(drops=drops)

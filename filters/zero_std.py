@@ -1,8 +1,11 @@
 """Drop groups whose rewards do not differ: they give no gradient (DAPO, arXiv 2503.14476, eq. 11)."""
 
+import numpy as np
+
 from asyncrl.engine.records.group import REWARD
 from asyncrl.engine.records.spread import RELATIVE_TOLERANCE, is_flat
 from asyncrl.filters.base import BaseRolloutFilter, FilterContext, GroupView
+from asyncrl.filters.columns import ColumnVerdict, GroupColumns
 from asyncrl.filters.verdict import Verdict, drop, keep
 
 
@@ -27,3 +30,9 @@ class ZeroStd(BaseRolloutFilter):
     def judge(self, group: GroupView, context: FilterContext) -> Verdict:
         flat = is_flat(group.live_values(self._tag), self._relative_tolerance)
         return drop("zero_std") if flat else keep()
+
+    def judge_columns(self, groups: GroupColumns, context: FilterContext) -> ColumnVerdict:
+        low, high = groups.live_extremes(groups.live_numbers(self._tag))
+        with np.errstate(invalid="ignore"):
+            flat = high - low <= self._relative_tolerance * np.maximum(np.abs(low), np.abs(high))
+        return ColumnVerdict(drops={"zero_std": flat})

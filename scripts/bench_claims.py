@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Claims a second through TransferQueue: one JSON line.
 
-Keeps `--live` groups in a partition and lets clients in threads of their own claim and give back;
-`groups_per_s` counts claimed groups. In one process by default, on Ray with `--ray`.
+Keeps `--live` groups in a partition, and claims and gives back. `groups_per_s` counts claimed
+groups over the seconds that claims took. In one process by default, on Ray with `--ray`.
 """
 
 import argparse

@@ -101,7 +101,7 @@ async def read_one(plane: DataPlane, partition: str, group: GroupMeta, column: s
 async def what_is_put_is_claimed_and_read_as_it_was(plane: DataPlane) -> None:
     await plane.register(contract_partition("round_trip", columns=(TOKENS, "notes")))
     group = contract_group(7, version=3, reward=[0.5, math.inf], status=["finished", "failed"], dataset="d", none=None)
-    columns = {**contract_columns(group), "notes": ["a", {"x": [1, None]}]}
+    columns: dict[str, list[Any]] = {**contract_columns(group), "notes": ["a", {"x": [1, None]}]}
     await plane.put("round_trip", group, columns)
     (claimed,) = (await claim_groups(plane, "round_trip", columns=(TOKENS, "notes"))).groups
     assert claimed == group
@@ -333,6 +333,16 @@ async def a_group_with_a_cleared_key_is_never_claimed(plane: DataPlane) -> None:
     assert (await claim_groups(plane, "torn")).groups == ()
 
 
+async def the_groups_of_a_partition_are_the_whole_ones_claimed_or_not(plane: DataPlane) -> None:
+    await plane.register(contract_partition("listed"))
+    groups = [contract_group(n, reward=[0.0, 1.0]) for n in range(4)]
+    await put_groups(plane, "listed", groups)
+    await plane.write("listed", "adv", dict.fromkeys(groups[1].keys, 1), writer="rank0")
+    await claim_groups(plane, "listed", 1)
+    await plane.clear("listed", (*groups[2].keys, groups[3].keys[0]))
+    assert sorted(await plane.groups("listed"), key=lambda group: group.group) == groups[:2]
+
+
 async def a_row_put_again_after_its_clear_is_a_new_row(plane: DataPlane) -> None:
     await plane.register(contract_partition("again"))
     group = contract_group(0)
@@ -437,6 +447,7 @@ async def unknown_partitions_and_consumers_are_errors(plane: DataPlane) -> None:
         "clear": lambda: plane.clear("unknown", group.keys),
         "consumption": lambda: plane.consumption("unknown", TRAINER),
         "keys": lambda: plane.keys("unknown"),
+        "groups": lambda: plane.groups("unknown"),
     }
     for name, call in calls.items():
         try:
@@ -633,6 +644,7 @@ CONTRACT: tuple[ContractTest, ...] = (
     clearing_twice_is_clearing_once,
     cleared_keys_are_gone_at_once_and_the_row_with_the_last,
     a_group_with_a_cleared_key_is_never_claimed,
+    the_groups_of_a_partition_are_the_whole_ones_claimed_or_not,
     a_row_put_again_after_its_clear_is_a_new_row,
     a_row_put_twice_is_refused_and_the_first_stays,
     what_does_not_fit_is_refused_at_the_put_and_leaves_nothing,

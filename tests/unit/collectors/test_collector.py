@@ -1,5 +1,6 @@
 """The collector around a fake generator: seeds, scores, tags, refused puts, versions."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -250,9 +251,9 @@ def test_a_refused_put_is_tried_again_with_growing_pauses() -> None:
         return await desk.plane.keys("train")
 
     assert len(at_desk(work, before_put=full)) == 4
-    pauses = [b - a for a, b in zip(times, times[1:], strict=False)]
+    pauses = [b - a for a, b in itertools.pairwise(times)]
     assert len(pauses) == 5
-    assert all(later >= 1.5 * earlier for earlier, later in zip(pauses, pauses[1:], strict=False))
+    assert all(later >= 1.5 * earlier for earlier, later in itertools.pairwise(pauses))
 
 
 @pytest.mark.parametrize("deadline", [3.0, 60.0])

@@ -22,7 +22,7 @@ def dropped(filter_: BaseRolloutFilter, *groups: Any, version: int = 5) -> list[
 def kept_versions(max_age: int, versions: Sequence[int]) -> set[int]:
     groups = [fake_group(i, [0.0, 1.0], version=version) for i, version in enumerate(versions)]
     out = dropped(Staleness(max_age=max_age), *groups)
-    assert set(out) <= {None, "stale"}
+    assert set(out) <= {None, "staleness/stale"}
     return {group.version for group, reason in zip(groups, out, strict=True) if reason is None}
 
 
@@ -42,15 +42,15 @@ def test_a_version_newer_than_the_trainers_is_an_error_and_never_fresh(versions:
 def test_a_group_is_judged_by_its_oldest_version_not_its_newest() -> None:
     """A7."""
     group = fake_group(0, [0.0, 1.0], version=3, end_version=6)
-    assert dropped(Staleness(max_age=2), group, version=6) == ["stale"]
+    assert dropped(Staleness(max_age=2), group, version=6) == ["staleness/stale"]
     assert dropped(Staleness(max_age=3), group, version=6) == [None]
 
 
 def test_a_dataset_may_have_a_limit_of_its_own() -> None:
     filter_ = Staleness(max_age=3, max_age_by_dataset={"code": 0})
     groups = [fake_group(i, [0.0, 1.0], version=4, dataset=name) for i, name in enumerate(["code", "math"])]
-    assert dropped(filter_, *groups) == ["stale", None]
-    assert dropped(Staleness(max_age_by_dataset={"code": 0}), *groups) == ["stale", None]
+    assert dropped(filter_, *groups) == ["staleness/stale", None]
+    assert dropped(Staleness(max_age_by_dataset={"code": 0}), *groups) == ["staleness/stale", None]
     assert dropped(Staleness(), *groups, version=400) == [None, None]
 
 
@@ -104,9 +104,9 @@ def test_zero_std_reads_the_configured_raw_tag() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [
-        (0.25, None, ["out_of_band", None, None, None]),
-        (None, 0.75, [None, None, None, "out_of_band"]),
-        (0.25, 0.75, ["out_of_band", None, None, "out_of_band"]),
+        (0.25, None, ["dynamic_sampling/out_of_band", None, None, None]),
+        (None, 0.75, [None, None, None, "dynamic_sampling/out_of_band"]),
+        (0.25, 0.75, ["dynamic_sampling/out_of_band", None, None, "dynamic_sampling/out_of_band"]),
         (None, None, [None] * 4),
     ],
 )
@@ -121,7 +121,7 @@ def test_dynamic_sampling_keeps_means_inside_its_band_bounds_included(
 def test_dynamic_sampling_takes_its_mean_over_live_samples_of_its_tag() -> None:
     group = fake_group(0, [0.0, 0.0, 9.0, 9.0], failed=[2, 3], acc=[1.0, 1.0, None, None])
     assert dropped(DynamicSampling(low=0.5, tag="acc"), group) == [None]
-    assert dropped(DynamicSampling(low=0.5), group) == ["out_of_band"]
+    assert dropped(DynamicSampling(low=0.5), group) == ["dynamic_sampling/out_of_band"]
 
 
 @pytest.mark.parametrize(

@@ -57,14 +57,20 @@ def judge(filters: Sequence[BaseRolloutFilter], *rewards: Sequence[float | None]
 def test_the_first_drop_wins_and_later_filters_do_not_see_the_group() -> None:
     first, second = Says(drop_("first")), Says(drop_("second"))
     [judgement] = judge([first, second], [0.0, 1.0])
-    assert (judgement.dropped, judgement.by) == ("first", "Says")
+    assert (judgement.dropped, judgement.by) == ("Says/first", "Says")
     assert len(first.seen) == 1
     assert second.seen == []
 
 
 def test_filters_are_asked_in_the_users_order() -> None:
-    assert [j.dropped for j in judge([ZeroStd(), Says(drop_("all"))], [1.0, 1.0], [0.0, 1.0])] == ["zero_std", "all"]
-    assert [j.dropped for j in judge([Says(drop_("all")), ZeroStd()], [1.0, 1.0], [0.0, 1.0])] == ["all", "all"]
+    assert [j.dropped for j in judge([ZeroStd(), Says(drop_("all"))], [1.0, 1.0], [0.0, 1.0])] == [
+        "zero_std",
+        "Says/all",
+    ]
+    assert [j.dropped for j in judge([Says(drop_("all")), ZeroStd()], [1.0, 1.0], [0.0, 1.0])] == [
+        "Says/all",
+        "Says/all",
+    ]
 
 
 def test_a_rescue_before_the_drop_lifts_it_and_one_after_comes_too_late() -> None:
@@ -92,7 +98,7 @@ def test_a_masked_sample_with_its_reward_still_counts_in_the_statistics() -> Non
     after = Says(keep_())
     [judgement] = judge([Says(mask_([0], "long", keep_reward=True)), ZeroStd(), after], [0.0, 1.0, 1.0])
     assert judgement.dropped is None
-    assert judgement.masked == {0: "long"}
+    assert judgement.masked == {0: "Says/long"}
     assert (judgement.live, judgement.trained) == ((0, 1, 2), (1, 2))
     assert (after.seen[0].live, after.seen[0].trained) == ((0, 1, 2), (1, 2))
 
@@ -111,7 +117,7 @@ def test_masking_below_min_live_drops_the_group_before_the_next_filter_sees_it()
 
 def test_the_first_reason_of_a_mask_stays() -> None:
     twice = [Says(mask_([1], "first", keep_reward=True)), Says(mask_([1, 2], "second", keep_reward=True))]
-    assert judge(twice, [0.0, 1.0, 1.0])[0].masked == {1: "first", 2: "second"}
+    assert judge(twice, [0.0, 1.0, 1.0])[0].masked == {1: "Says/first", 2: "Says/second"}
 
 
 @pytest.mark.parametrize(
@@ -183,7 +189,7 @@ def test_state_goes_through_state_dict_and_back() -> None:
     new = Chain([ZeroStd(), Counts(2)])
     new.load_state_dict(old.state_dict())
     judged = new.judge([fake_group(i, [0.0, 1.0]) for i in (1, 2)], CONTEXT)
-    assert [j.dropped for j in judged] == [None, "quota"]
+    assert [j.dropped for j in judged] == [None, "Counts/quota"]
 
 
 def test_state_of_another_chain_is_refused() -> None:
@@ -205,4 +211,8 @@ def test_time_is_counted_by_filter() -> None:
     chain = Chain([ZeroStd(), Says(keep_())], clock=lambda: float(next(ticks)))
     chain.judge([fake_group(0, [0.0, 1.0])], CONTEXT)
     chain.judge([fake_group(1, [0.0, 1.0])], CONTEXT)
-    assert chain.seconds == {"zero_std": 2.0, "Says": 2.0}
+    assert {name: stats.seconds for name, stats in chain.stats.items()} == {
+        "front_end": 0.0,
+        "zero_std": 2.0,
+        "Says": 2.0,
+    }

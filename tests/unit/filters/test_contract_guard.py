@@ -95,7 +95,7 @@ def test_a_filter_cannot_reorder_the_groups_under_the_chains_feet() -> None:
         assert [group.group for group in order] == [1, 0]
         return [drop("zero") if group.group == 0 else keep() for group in groups]
 
-    assert run(Many(reverse)) == ["zero", None]
+    assert run(Many(reverse)) == ["Many/zero", None]
 
 
 def test_the_filters_own_error_comes_through_with_its_name() -> None:
@@ -151,7 +151,7 @@ def test_a_tag_that_the_filter_did_not_declare_is_an_error_with_all_three_names(
         run(Custom(lambda group: drop("x") if sum(group.tag("acc")) else keep()))
 
 
-@pytest.mark.parametrize("value", [None, float("nan"), "high", True])
+@pytest.mark.parametrize("value", [None, float("nan"), "high"])
 def test_a_live_sample_without_a_number_in_the_filters_tag_is_an_error(value: object) -> None:
     with pytest.raises(TagError, match="filter zero_std: v0_p0_g1: tag 'acc' is"):
         run(ZeroStd(tag="acc"), fake_group(0, GOOD, acc=[0.0, value]))

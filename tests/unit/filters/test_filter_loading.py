@@ -13,7 +13,7 @@ from asyncrl.filters.load import ENTRY_POINT_GROUP, load_class
 from asyncrl.filters.staleness import Staleness
 from asyncrl.filters.zero_std import ZeroStd
 
-SOURCE = '''
+SOURCE = """
 from asyncrl.filters import BaseRolloutFilter, drop, keep
 
 
@@ -33,7 +33,7 @@ class NoJudge(BaseRolloutFilter):
 
 def function(group):
     return None
-'''
+"""
 
 
 @pytest.fixture

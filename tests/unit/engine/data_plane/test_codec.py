@@ -32,6 +32,7 @@ def test_right_padding_is_stripped_by_length() -> None:
 def test_only_a_tensor_of_the_longest_length_is_per_token() -> None:
     columns = {"four": torch.ones(3, 4), "flat": torch.ones(3), "deep": torch.ones(3, 5, 2)}
     wire = to_wire(columns, LENGTHS)
+    assert isinstance(wire["deep"], torch.Tensor)
     assert wire["four"] is columns["four"]
     assert wire["flat"] is columns["flat"]
     assert [tuple(row.shape) for row in wire["deep"].unbind()] == [(3, 2), (1, 2), (5, 2)]

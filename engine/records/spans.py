@@ -1,0 +1,52 @@
+"""Which version produced which tokens of a response.
+
+A generator that swaps weights within a response reports spans; they travel as the per-sample tag
+`spans`, written `version:first` and joined by commas, as in `3:0,5:12`: tokens 0 to 11 come from
+version 3, the rest from 5. Without the tag all tokens are of the group's version.
+"""
+
+from collections.abc import Sequence
+
+from asyncrl.engine.records.group import GroupMeta
+
+SPANS = "spans"
+
+
+def write_spans(spans: Sequence[tuple[int, int, int]]) -> str:
+    """Write (version, first, end) spans that tile a response."""
+    return ",".join(f"{version}:{first}" for version, first, _ in spans)
+
+
+def read_spans(text: str, tokens: int) -> list[tuple[int, int, int]]:
+    """Read what `write_spans` wrote, for a response of so many tokens."""
+    starts = [tuple(map(int, part.split(":"))) for part in text.split(",") if part]
+    ends = [first for _, first in starts[1:]] + [tokens]
+    return [(version, first, end) for (version, first), end in zip(starts, ends, strict=True)]
+
+
+def sample_spans(group: GroupMeta) -> list[list[tuple[int, int, int]]]:
+    """Return the spans of every sample of a group."""
+    lengths = group.response_tokens
+    if SPANS not in group.tags:
+        return [[(group.version, 0, length)] for length in lengths]
+    return [read_spans(text, n) for text, n in zip(group.sample_tag(SPANS), lengths, strict=True)]
+
+
+def withheld_tokens(group: GroupMeta, oldest_allowed: int) -> list[int]:
+    """Return per sample how many leading tokens are from before version `oldest_allowed`.
+
+    Versions never go backwards within a response, so what is too old comes first.
+    """
+    return [
+        sum(end - first for version, first, end in spans if version < oldest_allowed) for spans in sample_spans(group)
+    ]
+
+
+def mean_token_ages(group: GroupMeta, trainer_version: int) -> list[float]:
+    """Return per sample the mean age of its tokens, in versions; 0 for a sample without tokens."""
+    out = []
+    for spans in sample_spans(group):
+        tokens = sum(end - first for _, first, end in spans)
+        total = sum((trainer_version - version) * (end - first) for version, first, end in spans)
+        out.append(total / tokens if tokens else 0.0)
+    return out

@@ -1,0 +1,83 @@
+"""Filters that look back: how hard a prompt has been, and how much of a dataset has come through."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from asyncrl.engine.records.group import DATASET, PROMPT
+from asyncrl.filters.base import BaseRolloutFilter, FilterContext, GroupView
+from asyncrl.filters.verdict import Verdict, drop, keep
+
+
+class Difficulty(BaseRolloutFilter):
+    """Drop groups of prompts whose mean reward over the run so far is outside [low, high].
+
+    Reasons `too_hard` and `too_easy`. A prompt is judged only after `min_groups` groups; a share
+    `explore` of what would be dropped passes, so that a prompt can leave its pool again.
+    """
+
+    requires = (PROMPT,)
+
+    def __init__(self, low: float = 0.0, high: float = 1.0, min_groups: int = 2, explore: float = 0.1) -> None:
+        if low > high:
+            raise ValueError(f"low is {low} and high {high}; low must be at most high")
+        if min_groups < 1:
+            raise ValueError(f"min_groups is {min_groups}; it must be at least 1")
+        if not 0 <= explore <= 1:
+            raise ValueError(f"explore is {explore}; it must be in [0, 1]")
+        self._low = low
+        self._high = high
+        self._min_groups = min_groups
+        self._explore = explore
+
+    @property
+    def name(self) -> str:
+        return "difficulty"
+
+    def judge(self, group: GroupView, context: FilterContext) -> Verdict:
+        tally = context.statistics.prompts.get(group.meta.prompt)
+        if tally is None or tally.mean is None or tally.groups < self._min_groups:
+            return keep()
+        reason = "too_hard" if tally.mean < self._low else "too_easy" if tally.mean > self._high else ""
+        if not reason or context.rng(group).random() < self._explore:
+            return keep()
+        return drop(reason)
+
+
+class Quota(BaseRolloutFilter):
+    """Drop (reason `over_quota`) groups of a dataset beyond its share of what this chain keeps.
+
+    `shares` maps dataset to its largest share, in (0, 1]; others are free. The count of the last
+    `window` groups that passed is the state.
+    """
+
+    requires = (DATASET,)
+
+    def __init__(self, shares: Mapping[str, float], window: int = 256) -> None:
+        bad = {name: share for name, share in shares.items() if not 0 < share <= 1}
+        if bad:
+            raise ValueError(f"shares are {bad}; each must be in (0, 1]")
+        if window < 1:
+            raise ValueError(f"window is {window}; it must be at least 1")
+        self._shares = dict(shares)
+        self._window = window
+        self._passed: list[str] = []
+
+    @property
+    def name(self) -> str:
+        return "quota"
+
+    def judge(self, group: GroupView, context: FilterContext) -> Verdict:
+        dataset = group.meta.dataset
+        share = self._shares.get(dataset)
+        if share is not None:
+            allowed = max(1.0, share * (len(self._passed) + 1))
+            if self._passed.count(dataset) + 1 > allowed:
+                return drop("over_quota")
+        self._passed = [*self._passed, dataset][-self._window :]
+        return keep()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"passed": list(self._passed)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._passed = list(state["passed"])

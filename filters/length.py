@@ -1,0 +1,83 @@
+"""Drop or mask by response length, in tokens."""
+
+from asyncrl.engine.records.group import RESPONSE_TOKENS, STATUS, TRUNCATED
+from asyncrl.filters.base import BaseRolloutFilter, FilterContext, GroupView
+from asyncrl.filters.columns import ColumnVerdict, GroupColumns
+from asyncrl.filters.verdict import Verdict, drop, keep, mask
+
+
+class Length(BaseRolloutFilter):
+    """Drop (reasons `too_long`, `too_short`) groups with a live response outside [min_tokens, max_tokens]."""
+
+    requires = (RESPONSE_TOKENS,)
+
+    def __init__(self, min_tokens: int | None = None, max_tokens: int | None = None) -> None:
+        if min_tokens is None and max_tokens is None:
+            raise ValueError("give min_tokens or max_tokens")
+        if min_tokens is not None and max_tokens is not None and min_tokens > max_tokens:
+            raise ValueError(f"min_tokens is {min_tokens} and max_tokens {max_tokens}; min must be at most max")
+        self._low = -1 if min_tokens is None else min_tokens
+        self._high = float("inf") if max_tokens is None else max_tokens
+
+    @property
+    def name(self) -> str:
+        return "length"
+
+    def judge(self, group: GroupView, context: FilterContext) -> Verdict:
+        lengths = [group.lengths[i] for i in group.live]
+        if max(lengths) > self._high:
+            return drop("too_long")
+        return drop("too_short") if min(lengths) < self._low else keep()
+
+    def judge_columns(self, groups: GroupColumns, context: FilterContext) -> ColumnVerdict:
+        low, high = groups.live_extremes(groups.lengths)
+        too_long = high > self._high
+        return ColumnVerdict(drops={"too_long": too_long, "too_short": (low < self._low) & ~too_long})
+
+
+class Overlong(BaseRolloutFilter):
+    """Mask (reason `overlong`) samples of at least `max_tokens`, or, without it, those that the limit cut.
+
+    Overlong filtering of DAPO (arXiv 2503.14476, §3.4): a response cut short teaches noise. With
+    `keep_reward` its reward still counts in the group's statistics.
+    """
+
+    requires = (RESPONSE_TOKENS, STATUS)
+
+    def __init__(self, max_tokens: int | None = None, keep_reward: bool = True) -> None:
+        if max_tokens is not None and max_tokens < 1:
+            raise ValueError(f"max_tokens is {max_tokens}; it must be at least 1")
+        self._max_tokens = max_tokens
+        self._keep_reward = keep_reward
+
+    @property
+    def name(self) -> str:
+        return "overlong"
+
+    def judge(self, group: GroupView, context: FilterContext) -> Verdict:
+        statuses = group.tag(STATUS)
+        cut = [
+            i
+            for i in group.trained
+            if (statuses[i] == TRUNCATED if self._max_tokens is None else group.lengths[i] >= self._max_tokens)
+        ]
+        return mask(cut, "overlong", keep_reward=self._keep_reward) if cut else keep()
+
+
+class Truncated(BaseRolloutFilter):
+    """Drop (reason `truncated`) groups in which more than `max_share` of the samples were cut by the limit."""
+
+    requires = (STATUS,)
+
+    def __init__(self, max_share: float = 0.5) -> None:
+        if not 0 <= max_share < 1:
+            raise ValueError(f"max_share is {max_share}; it must be in [0, 1)")
+        self._max_share = max_share
+
+    @property
+    def name(self) -> str:
+        return "truncated"
+
+    def judge(self, group: GroupView, context: FilterContext) -> Verdict:
+        cut = sum(status == TRUNCATED for status in group.tag(STATUS))
+        return drop("truncated") if cut > self._max_share * group.size else keep()

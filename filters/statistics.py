@@ -1,0 +1,50 @@
+"""What the run has seen so far, for filters that look back: rewards by prompt and by dataset."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from asyncrl.engine.records import GroupMeta
+from asyncrl.engine.records.group import is_live_reward
+
+
+class Tally:
+    """Groups and samples seen, and the sum of their finite rewards."""
+
+    __slots__ = ("groups", "rewards", "samples")
+
+    def __init__(self, groups: int = 0, samples: int = 0, rewards: float = 0.0) -> None:
+        self.groups = groups
+        self.samples = samples
+        self.rewards = rewards
+
+    @property
+    def mean(self) -> float | None:
+        """Mean reward; None before there is any."""
+        return self.rewards / self.samples if self.samples else None
+
+
+class RunningStatistics:
+    """Tallies by prompt and dataset of all groups judged, updated after each judgement."""
+
+    def __init__(self) -> None:
+        self.prompts: defaultdict[int, Tally] = defaultdict(Tally)
+        self.datasets: defaultdict[str, Tally] = defaultdict(Tally)
+
+    def update(self, groups: Iterable[GroupMeta]) -> None:
+        for group in groups:
+            rewards = [r for r in group.rewards if r is not None and is_live_reward(r)]
+            for tally in (self.prompts[group.prompt], self.datasets[group.dataset]):
+                tally.groups += 1
+                tally.samples += len(rewards)
+                tally.rewards += sum(rewards)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "prompts": {str(k): [t.groups, t.samples, t.rewards] for k, t in self.prompts.items()},
+            "datasets": {k: [t.groups, t.samples, t.rewards] for k, t in self.datasets.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.prompts = defaultdict(Tally, {int(k): Tally(*v) for k, v in state["prompts"].items()})
+        self.datasets = defaultdict(Tally, {k: Tally(*v) for k, v in state["datasets"].items()})

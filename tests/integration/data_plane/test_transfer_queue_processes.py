@@ -1,0 +1,91 @@
+"""TransferQueue's processes: who starts and ends them, where they listen, and what their death does."""
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from anyio.from_thread import BlockingPortal
+
+from asyncrl.engine.data_plane.tq import TransferQueuePlane
+from asyncrl.engine.testing.plane_actors import PlaneActor
+from asyncrl.engine.testing.plane_contract import (
+    claim_groups,
+    contract_columns,
+    contract_group,
+    contract_partition,
+    put_groups,
+    rows_of,
+)
+
+
+@pytest.mark.timeout(110)
+@pytest.mark.parametrize("victim", ["controller", "storage unit"])
+def test_transfer_queue_starts_without_a_free_cpu_and_its_death_is_told_in_seconds(victim: str) -> None:
+    program = Path(__file__).with_name("own_cluster.py")
+    done = subprocess.run([sys.executable, program, victim], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert seen["claimed"] == ["v0_p0"]
+    assert seen["watch"] == "DataPlaneDown"
+    assert seen["watch_s"] < 8
+    # Nobody waits for the dead: later calls fail at once, and the end is short.
+    assert seen["after"] == "DataPlaneDown"
+    assert seen["end_s"] < 5
+    # One owner: nobody attaches to nothing, and nobody starts a second one.
+    assert seen["attach_without_owner"] == "DataPlaneError"
+    assert seen["second_start"] == "DataPlaneError"
+
+
+@pytest.mark.timeout(100)
+def test_an_attached_client_checks_its_puts_and_its_close_leaves_the_store_running(
+    portal: BlockingPortal, ray_plane: TransferQueuePlane
+) -> None:
+    group, odd = contract_group(0), contract_group(1, size=3)
+
+    async def main() -> None:
+        await ray_plane.register(contract_partition("attached"))
+        actor = ray.remote(PlaneActor).options(num_cpus=0).remote()
+        await actor.connect.remote(deadline_s=20)
+        # It never registered the partition, and still knows what the partition takes.
+        with pytest.raises(ray.exceptions.RayTaskError, match="3 samples"):
+            await actor.call.remote("put", "attached", odd, contract_columns(odd))
+        await actor.call.remote("put", "attached", group, contract_columns(group))
+        await actor.call.remote("close")
+        with pytest.raises(ray.exceptions.RayTaskError, match="closed"):
+            await actor.call.remote("keys", "attached")
+        ray.kill(actor)
+        await put_groups(ray_plane, "attached", [contract_group(2)])
+        assert rows_of(await claim_groups(ray_plane, "attached")) == ["v0_p0", "v0_p2"]
+
+    portal.call(main)
+
+
+def test_on_one_node_only_loopback_is_listened_on(ray_plane: TransferQueuePlane) -> None:
+    """TransferQueue unpickles what it receives: nobody outside may reach it."""
+    listening = set()
+    for process in psutil.Process().children(recursive=True):
+        # A worker that ends just now listens to nobody.
+        with suppress(psutil.NoSuchProcess):
+            listening |= {
+                # IPv4 on an IPv6 socket is written with a prefix.
+                (process.name(), connection.laddr.ip.removeprefix("::ffff:"))
+                for connection in process.net_connections(kind="tcp")
+                if connection.status == psutil.CONN_LISTEN
+            }
+    assert len(listening) >= 3
+    assert {ip for _, ip in listening} <= {"127.0.0.1", "::1"}, sorted(listening)
+
+
+def test_a_call_from_another_event_loop_is_answered(ray_plane: TransferQueuePlane) -> None:
+    """Sockets belong to a loop; a plane serves whichever loop calls it."""
+    import anyio
+
+    anyio.run(ray_plane.register, contract_partition("loops"))
+    anyio.run(partial(put_groups, ray_plane, "loops", [contract_group(0)]))
+    assert len(anyio.run(ray_plane.keys, "loops")) == 2

@@ -1,0 +1,159 @@
+"""The options of `train` and `config`: sources of values, and refusals with exit code 2."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from asyncrl.configs import flatten, load
+
+Command = Callable[..., Result]
+
+
+def values(result: Result) -> dict[str, tuple[str, str]]:
+    """Return path to (value, source) of what `config` prints."""
+    assert result.exit_code == 0, result.output
+    split = (line.partition(" = ") for line in result.stdout.splitlines())
+    return {path.strip(): (rest.rpartition("  # ")[0], rest.rpartition("  # ")[2]) for path, _, rest in split}
+
+
+def test_config_prints_every_value_with_its_source(command: Command) -> None:
+    found = values(command("config"))
+    assert set(found) == set(flatten(load("default").config))
+    assert found["rollout.max_staleness"] == ("2", "default")
+    assert found["run.directory"] == ("null", "default")
+    assert found["task.name"] == ('"echo"', "default")
+
+
+def test_presets_files_and_sets_are_told_apart(command: Command, folder: Path) -> None:
+    (folder / "mine.yaml").write_text("rollout: {max_staleness: 5}\nrun: {seed: 3}\n", encoding="utf-8")
+    found = values(command("config", "--config", "mine.yaml", "--set", "run.seed=4", "--filter", "user_filters:Fine"))
+    assert found["rollout.max_staleness"] == ("5", "mine.yaml")
+    assert found["run.seed"] == ("4", "--set run.seed=4")
+    assert found["run.batches"] == ("240", "default")
+    assert '"user_filters:Fine"' in found["filters"][0]
+    assert found["filters"][1] == "default, --filter user_filters:Fine"
+    assert values(command("config", "--config", "reverse"))["task.name"] == ('"reverse"', "reverse")
+
+
+def test_each_option_of_train_sets_its_value(command: Command) -> None:
+    options = {
+        "--max-staleness": ("0", "rollout.max_staleness", "0"),
+        "--steps": ("7", "run.steps", "7"),
+        "--seed": ("8", "run.seed", "8"),
+        "--run-dir": ("there", "run.directory", '"there"'),
+        "--runtime": ("local", "run.runtime", '"local"'),
+    }
+    arguments = [text for option, (value, _, _) in options.items() for text in (option, value)]
+    found = values(command("train", "--dry-run", *arguments))
+    for option, (_, path, shown) in options.items():
+        assert found[path] == (shown, option)
+
+
+def test_an_option_wins_over_the_file_and_set_over_the_option(command: Command, folder: Path) -> None:
+    (folder / "mine.yaml").write_text("run: {seed: 3, steps: 3}\n", encoding="utf-8")
+    file = ("--config", "mine.yaml")
+    found = values(command("train", "--dry-run", *file, "--seed", "4", "--steps", "4", "--set", "run.steps=5"))
+    assert found["run.seed"] == ("4", "--seed")
+    assert found["run.steps"] == ("5", "--set run.steps=5")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [
+        ("--max-staleness", "-1", "an integer of at least 0"),
+        ("--max-staleness", "1.5", "an integer of at least 0"),
+        ("--max-staleness", "two", "an integer of at least 0"),
+        ("--steps", "0", "an integer of at least 1"),
+        ("--steps", "many", "an integer of at least 1"),
+        ("--seed", "-1", "an integer of at least 0"),
+        ("--runtime", "cloud", "local"),
+    ],
+)
+def test_a_bad_option_is_named_with_value_and_range(command: Command, option: str, value: str, allowed: str) -> None:
+    """J1: exit code 2, before anything starts."""
+    result = command("train", option, value)
+    assert result.exit_code == 2
+    assert all(words in result.stderr for words in (option, value, allowed))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module_here:X", "cannot import no_such_module_here"),
+        ("user_broken:X", "importing user_broken raised RuntimeError('at import')"),
+        ("user_filters:Fines", "user_filters has no Fines; did you mean Fine?"),
+        ("user_filters:NoFilter", "not a subclass of BaseRolloutFilter"),
+        ("user_filters:NoJudge", "judge"),
+        ("user_filters", "unknown"),
+        ("zero_sdt", "did you mean zero_std?"),
+        ("user_filters:", "module:Class"),
+        (":Fine", "module:Class"),
+    ],
+)
+def test_a_bad_filter_is_refused_by_name(command: Command, name: str, message: str) -> None:
+    result = command("train", "--filter", name)
+    assert result.exit_code == 2
+    assert (
+        f"filter {name}" in result.stderr
+        or f"filter {name!r}" in result.stderr
+        or f"filter is {name!r}" in result.stderr
+    )
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("{name: user_filters:Fine, longst: 3}", "no parameter 'longst'; did you mean longest?"),
+        ("{name: user_filters:Fine, longest: 0}", "longest is 0; it must be at least 1"),
+        ("{name: zero_std, max_age: 1}", "no parameter 'max_age'"),
+        ("{name: staleness, max_age: -1}", "max_age is -1"),
+        ("{name: dynamic_sampling, max_attempts: -1}", "max_attempts is -1; it must be an integer of at least 1"),
+        ("{name: dynamic_sampling, on_exhausted: stop}", "on_exhausted is 'stop'"),
+    ],
+)
+def test_a_filters_parameters_are_checked_before_the_run(command: Command, entry: str, message: str) -> None:
+    result = command("train", "--set", f"filters=[{entry}]")
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["task.name=ecko"], "task.name is 'ecko'; did you mean echo?"),
+        (["task.name=no_such_module_here:T"], "task.name no_such_module_here:T: cannot import"),
+        (["task.name=user_filters:Fine"], "not a subclass of Task"),
+        (["task.options={size: 3}"], "task.options {'size': 3}"),
+        (["model.path=no/such/folder"], "model.path (from --set model.path=no/such/folder) is 'no/such/folder'"),
+        (["model.path=."], "config.json"),
+    ],
+)
+def test_a_bad_task_or_checkpoint_is_refused(command: Command, texts: list[str], message: str) -> None:
+    result = command("train", *[part for text in texts for part in ("--set", text)])
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_a_folder_that_holds_a_run_is_refused(command: Command, folder: Path) -> None:
+    (folder / "old").mkdir()
+    (folder / "old" / "events.jsonl").write_text("{}\n", encoding="utf-8")
+    result = command("train", "--run-dir", "old")
+    assert result.exit_code == 2
+    assert "--run-dir is 'old', which holds a run already" in result.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_refused(command: Command, folder: Path) -> None:
+    (folder / "taken").write_text("", encoding="utf-8")
+    for name in ("taken", "taken/below"):
+        result = command("train", "--run-dir", name)
+        assert result.exit_code == 2
+        assert "--run-dir" in result.stderr
+
+
+def test_an_unknown_option_or_command_is_code_2(command: Command) -> None:
+    assert command("train", "--max-stalenes", "2").exit_code == 2
+    assert command("trian").exit_code == 2

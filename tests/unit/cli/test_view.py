@@ -1,0 +1,179 @@
+"""What a run shows, from folds that were fed events by hand."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from asyncrl.engine.cli.view import View, final_lines, number
+from asyncrl.engine.ending import Ending
+from asyncrl.engine.events.ledger import Ledger
+from asyncrl.engine.events.progress import Progress
+from asyncrl.engine.events.types import AnyEvent, BatchJudged, Claimed, Dispatched, Put, Settled, StepEnded, StepStarted
+from asyncrl.engine.summary import summarise
+
+
+def group_events(group: int, fates: list[str], *, trained: bool) -> list[AnyEvent]:
+    """One group's life, from dispatch to fates."""
+    start: list[AnyEvent] = [
+        Dispatched(group=group, prompt=0, dataset="d", size=len(fates), collector="c"),
+        Put(group=group, keys=[], tags={"response_tokens": [3] * len(fates)}),
+        Claimed(claim="x", fence=1, groups=[group]),
+    ]
+    step: list[AnyEvent] = [StepStarted(step=1, version=0, groups=[group])] if trained else []
+    return [*start, *step, Settled(group=group, fates=fates)]
+
+
+EVENTS: list[AnyEvent] = [
+    *group_events(0, ["trained", "trained", "masked:nan_reward", "failed:score_error"], trained=True),
+    *group_events(1, ["dropped:[/odd] reason", "dropped:zero_std"], trained=False),
+    Dispatched(group=2, prompt=0, dataset="d", size=3, collector="c"),
+    BatchJudged(batch=0, judged=2, kept=1, attempts=1, reward_sum=2.0, reward_count=5),
+    StepEnded(
+        step=1,
+        version=1,
+        seconds=1.0,
+        ages={"0": 1, "2": 1},
+        samples=2,
+        tokens=6,
+        reward_sum=1.5,
+        metrics={},
+        wall=107.0,
+    ),
+]
+
+
+def folds(events: list[AnyEvent]) -> tuple[Ledger, Progress]:
+    ledger, progress = Ledger(), Progress()
+    for event in events:
+        ledger.apply(event)
+        progress.apply(event)
+    return ledger, progress
+
+
+def view_of(events: list[AnyEvent], times: list[float]) -> tuple[View, io.StringIO]:
+    ledger, progress = folds(events)
+    out = io.StringIO()
+    clock = iter(times)
+    console = Console(file=out, width=200)
+    return View(ledger=ledger, progress=progress, console=console, clock=lambda: next(clock)), out
+
+
+def test_a_line_names_what_there_is_to_see() -> None:
+    view, _ = view_of(EVENTS, [0.0])
+    assert view.line() == (
+        "step 1 (1 batches judged)  reward 0.400  ages 0: 1, 2: 1  kept 1/2 groups  masked nan_reward: 1  "
+        "dropped [/odd] reason: 1, zero_std: 1  failed score_error: 1  tok/s 0 trained, 0 generated"
+    )
+
+
+def test_nothing_yet_shows_as_nothing() -> None:
+    view, _ = view_of([], [0.0])
+    assert view.line() == "step 0 (0 batches judged)  tok/s 0 trained, 0 generated"
+
+
+def test_the_table_shows_the_same_figures_whatever_their_characters() -> None:
+    """A user's drop reason may look like markup; it must neither vanish nor break the view."""
+    view, out = view_of(EVENTS, [0.0, 0.0])
+    figures = view.figures()
+    Console(file=out, width=200).print(view.table())
+    for name, value in figures.items():
+        assert any(line.split() == [*name.split(), *value.split()] for line in out.getvalue().splitlines())
+
+
+def test_rates_are_over_the_last_seconds() -> None:
+    ledger, progress = folds([])
+    now = [0.0]
+    view = View(ledger=ledger, progress=progress, console=Console(file=io.StringIO()), clock=lambda: now[0])
+    for second in range(30):
+        now[0] = float(second)
+        progress.trained_tokens += 100 if second < 15 else 400
+        progress.generated_tokens += 50
+        last = view.figures()["tok/s"]
+    assert last == "400 trained, 50 generated"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), (float("nan"), "-"), (float("inf"), "-"), (0.0, "0.000"), (0.98765, "0.988")]
+)
+def test_a_number_that_is_none_shows_as_a_dash(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+def summary_of(events: list[AnyEvent], keys_left: int | None = 0) -> dict[str, Any]:
+    ledger, progress = folds(events)
+    return summarise(
+        ledger=ledger,
+        progress=progress,
+        ending=Ending(0, "step limit reached"),
+        started_wall=100.0,
+        ended_wall=130.5,
+        data_plane_keys_left=keys_left,
+    )
+
+
+def test_the_summary_has_its_stable_keys() -> None:
+    summary = summary_of(EVENTS)
+    promised = {
+        "steps": 1,
+        "seconds_total": 30.5,
+        "seconds_to_first_step": 7.0,
+        "reward_first_10": 0.4,
+        "reward_last_10": 0.4,
+        "reward_trained_last_10": 0.75,
+        "trained_age_histogram": {"0": 1, "2": 1},
+        "trained_age_max": 2,
+        "ledger": {
+            "dispatched": 9,
+            "trained": 2,
+            "in_flight": 3,
+            "buffered": 0,
+            "claimed": 0,
+            "in_training": 0,
+            "masked": {"nan_reward": 1},
+            "dropped": {"[/odd] reason": 1, "zero_std": 1},
+            "failed": {"score_error": 1},
+        },
+        "data_plane_keys_left": 0,
+        "exit": {"code": 0, "reason": "step limit reached"},
+    }
+    assert {key: summary[key] for key in promised} == promised
+    assert set(summary) - set(promised) <= {"batches", "trained_tokens", "generated_tokens"}
+
+
+def test_a_run_without_a_step_has_nulls_and_no_nan() -> None:
+    """I6: absent values are null."""
+    summary = summary_of([], None)
+    for key in ("seconds_to_first_step", "reward_first_10", "reward_last_10", "reward_trained_last_10"):
+        assert summary[key] is None
+    assert (summary["trained_age_max"], summary["data_plane_keys_left"], summary["steps"]) == (None, None, 0)
+
+
+def test_the_first_and_the_last_ten_batches_are_weighed_by_samples() -> None:
+    """Over samples, not over batches; those without survivors count."""
+    judged: list[AnyEvent] = [
+        BatchJudged(
+            batch=i, judged=1, kept=i % 2, attempts=1, reward_sum=float(i * (1 + i % 3)), reward_count=1 + i % 3
+        )
+        for i in range(25)
+    ]
+    summary = summary_of(judged)
+    for key, batches in (("reward_first_10", range(10)), ("reward_last_10", range(15, 25))):
+        weights = [1 + i % 3 for i in batches]
+        expected = sum(i * w for i, w in zip(batches, weights, strict=True)) / sum(weights)
+        assert summary[key] == pytest.approx(expected)
+
+
+def test_the_last_words_say_how_it_ended() -> None:
+    lines = final_lines(summary_of(EVENTS), "runs/x")
+    text = "\n".join(lines)
+    for words in (
+        "step limit reached (exit 0) after 1 steps, 1 batches judged, 30 s",
+        "reward 0.400 in the first 10 batches, 0.400 in the last 10",
+        "0: 1, 2: 1",
+        "9 dispatched = 2 trained + masked [nan_reward: 1]",
+        "failed [score_error: 1]",
+        "runs/x",
+    ):
+        assert words in text

@@ -1,0 +1,106 @@
+"""Metrics and the summary of whole runs: ages of what was trained, and never a NaN."""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from asyncrl.collectors.tasks import Reward
+from asyncrl.engine.events.types import BatchJudged, Judged, StepEnded
+from asyncrl.engine.summary import summarise
+from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
+from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
+
+
+def summary(outcome: Outcome) -> dict[str, Any]:
+    return summarise(
+        ledger=outcome.ledger,
+        progress=outcome.progress,
+        ending=outcome.ending,
+        started_wall=0.0,
+        ended_wall=outcome.seconds,
+        data_plane_keys_left=len(outcome.keys_left),
+    )
+
+
+def numbers(value: Any) -> list[float]:
+    if isinstance(value, dict):
+        return [n for item in value.values() for n in numbers(item)]
+    if isinstance(value, list | tuple):
+        return [n for item in value for n in numbers(item)]
+    return [float(value)] if isinstance(value, int | float) else []
+
+
+def test_ages_are_those_of_trained_samples_and_dropped_ones_are_counted_elsewhere() -> None:
+    """I1: mean, maximum and histogram agree with the events; stale groups are not among them."""
+    seconds: Callable[[int], float] = lambda call: (1.0, 3.2, 0.4, 9.0, 5.1)[call % 5]  # noqa: E731
+    config = simulated_config(run__steps=30, rollout__max_staleness=2)
+    outcome = simulate(config, generators=[FakeGenerator(seconds=seconds)])
+    ages = outcome.audit.ages
+    said = summary(outcome)
+    assert said["trained_age_histogram"] == {str(age): ages.count(age) for age in sorted(set(ages))}
+    assert said["trained_age_max"] == max(ages)
+    stale = [event for event in outcome.of(Judged) if event.dropped == "stale"]
+    assert stale
+    assert all(event.age > 2 for event in stale)
+    assert said["ledger"]["dropped"]["stale"] == 4 * len(stale)
+    for step in outcome.of(StepEnded):
+        mine = [int(age) for age, count in step.ages.items() for _ in range(count)]
+        assert step.metrics["staleness/trained_age_mean_versions"] == pytest.approx(sum(mine) / len(mine))
+        assert step.metrics["staleness/trained_age_max_versions"] == max(mine)
+        assert len(mine) == step.samples
+
+
+def test_every_metric_is_always_there() -> None:
+    names = {frozenset(step.metrics) for step in simulate(simulated_config(run__steps=8)).of(StepEnded)}
+    assert len(names) == 1
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
+def test_a_batch_in_which_every_reward_is_no_number_has_no_mean_and_leaves_no_nan(bad: Any) -> None:
+    """I6: the second batch has no reward at all, and no survivors."""
+    task = FakeTask.in_order(lambda group, index: Reward(bad) if group in (2, 3) else float(index % 2))
+    config = simulated_config(run__steps=2, rollout__max_staleness=0)
+    outcome = simulate(config, task=task)
+    batches = outcome.of(BatchJudged)
+    assert [batch.reward_count for batch in batches] == [8, 0, 8]
+    said = summary(outcome)
+    assert said["reward_last_10"] == 0.5
+    assert all(math.isfinite(n) for n in numbers(said))
+    assert all(math.isfinite(n) for step in outcome.of(StepEnded) for n in numbers(step.metrics))
+    json.dumps(said, allow_nan=False)
+
+
+def test_a_run_without_a_single_finite_reward_says_null() -> None:
+    """I6."""
+    config = simulated_config(run__steps=None, run__batches=3)
+    outcome = simulate(config, task=FakeTask(reward=lambda prompt, index: math.nan))
+    said = summary(outcome)
+    assert (said["reward_first_10"], said["reward_last_10"], said["reward_trained_last_10"]) == (None, None, None)
+    assert (said["trained_age_max"], said["seconds_to_first_step"]) == (None, None)
+    assert said["trained_age_histogram"] == {}
+    assert said["exit"]["code"] == 1
+    json.dumps(said, allow_nan=False)
+
+
+@pytest.mark.parametrize("large", [1e308, -1e308, 1.7e308])
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+def test_rewards_near_the_largest_float_do_not_end_the_run_nor_become_infinite(large: float, baseline: str) -> None:
+    """Invariant 10: whatever the rewards."""
+    task = FakeTask.in_order(lambda group, index: large if index else 0.0)
+    config = simulated_config(run__steps=2, rollout__max_staleness=0, trainer__advantage_baseline=baseline)
+    outcome = simulate(config, task=task)
+    assert outcome.ending.code == 0
+    assert all(math.isfinite(n) for n in numbers(summary(outcome)))
+    assert all(math.isfinite(event.reward_sum) for event in outcome.of(BatchJudged))
+
+
+def test_rewards_are_means_over_all_samples_judged_before_any_filter() -> None:
+    """Two of three groups are flat at 1 and dropped; they count in the reward."""
+    task = FakeTask.in_order(lambda group, index: 1.0 if group % 3 else float(index % 2))
+    config = simulated_config(run__steps=3, rollout__groups_per_step=3, rollout__max_staleness=0)
+    said = summary(simulate(config, task=task))
+    assert said["reward_last_10"] == pytest.approx((2 * 1.0 + 0.5) / 3)
+    assert said["reward_trained_last_10"] == pytest.approx(0.5)

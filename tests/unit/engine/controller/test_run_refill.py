@@ -1,0 +1,197 @@
+"""Filters in whole runs: refill and its attempts, drop-only, what the batch then holds."""
+
+from typing import Any
+
+import pytest
+import structlog
+
+from asyncrl.collectors.tasks import Reward
+from asyncrl.engine.errors import RefillExhausted, TagError
+from asyncrl.engine.events.types import BatchJudged, Judged, StepStarted
+from asyncrl.engine.testing.fakes import FakeTask
+from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
+
+
+def chain(**parameters: Any) -> list[dict[str, Any]]:
+    return [{"name": "staleness"}, {"name": "zero_std"}, {"name": "dynamic_sampling", **parameters}]
+
+
+def flat_until(good: int) -> FakeTask:
+    """Groups below `good` have equal rewards."""
+    return FakeTask.in_order(lambda group, index: 1.0 if group < good else float(index % 2), prompts=200)
+
+
+def pattern(kinds: str) -> FakeTask:
+    """G: good, Z: zero spread, in order of dispatch."""
+    return FakeTask.in_order(lambda group, index: float(index % 2) if kinds[group] == "G" else 1.0, prompts=len(kinds))
+
+
+def clean(outcome: Outcome) -> bool:
+    return outcome.keys_left == [] and outcome.ledger.unsettled == [] and outcome.audit.faults == []
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 3])
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_attempts_that_are_used_up_end_the_run_after_exactly_so_many_groups(attempts: int, staleness: int) -> None:
+    """C1: groups_per_step 3, all flat; an attempt is 3 groups judged."""
+    config = simulated_config(
+        rollout__groups_per_step=3,
+        rollout__max_staleness=staleness,
+        filters=chain(max_attempts=attempts, on_exhausted="error"),
+    )
+    outcome = simulate(config, task=flat_until(1000))
+    assert outcome.ending.code == 1
+    assert isinstance(outcome.ending.error, RefillExhausted)
+    assert len(outcome.of(Judged)) == 3 * attempts
+    message = str(outcome.ending.error)
+    assert f"{3 * attempts} groups judged in {attempts} attempts, 0 of 3 kept" in message
+    assert f"'zero_std': {3 * attempts}" in message
+    assert "max_attempts" in message
+    assert "on_exhausted" in message
+    assert outcome.progress.steps == 0
+    assert outcome.ledger.by_reason("dropped")["zero_std"] == 12 * attempts
+    assert clean(outcome)
+
+
+def test_attempts_that_suffice_train_a_full_batch() -> None:
+    """C1: with 3 good groups among the last of 6, limit 2 is not used up."""
+    config = simulated_config(
+        rollout__groups_per_step=3, rollout__max_staleness=0, run__steps=1, filters=chain(max_attempts=2)
+    )
+    outcome = simulate(config, task=flat_until(3))
+    assert outcome.ending.code == 0
+    assert [event.groups for event in outcome.of(StepStarted)] == [[3, 4, 5]]
+    [batch] = outcome.of(BatchJudged)
+    assert (batch.judged, batch.kept, batch.attempts) == (6, 3, 2)
+
+
+def test_train_partial_goes_on_with_what_was_kept() -> None:
+    """C1: 6 judged, 2 kept of 3."""
+    config = simulated_config(
+        rollout__groups_per_step=3,
+        rollout__max_staleness=0,
+        run__steps=1,
+        filters=chain(max_attempts=2, on_exhausted="train_partial"),
+    )
+    outcome = simulate(config, task=flat_until(4))
+    assert outcome.ending.code == 0
+    assert [event.groups for event in outcome.of(StepStarted)] == [[4, 5]]
+    last = outcome.progress.last_step
+    assert last is not None
+    assert (last.metrics["batch/groups_kept"], last.metrics["batch/groups_judged"]) == (2, 6)
+
+
+def test_train_partial_without_any_survivor_is_no_step_and_the_next_batch_is_used() -> None:
+    """C1, C8."""
+    config = simulated_config(
+        rollout__groups_per_step=3,
+        rollout__max_staleness=0,
+        run__steps=1,
+        filters=chain(max_attempts=2, on_exhausted="train_partial"),
+    )
+    outcome = simulate(config, task=flat_until(6))
+    assert [event.kept for event in outcome.of(BatchJudged)] == [0, 3]
+    assert [event.version for event in outcome.of(StepStarted)] == [0]
+    assert clean(outcome)
+
+
+def test_wait_goes_on_past_the_attempts_with_a_warning_at_each_further_one() -> None:
+    """C1: 15 flat groups are five attempts; the budget is two."""
+    config = simulated_config(
+        rollout__groups_per_step=3,
+        rollout__max_staleness=0,
+        run__steps=1,
+        filters=chain(max_attempts=2, on_exhausted="wait"),
+    )
+    with structlog.testing.capture_logs() as logs:
+        outcome = simulate(config, task=flat_until(15))
+    assert outcome.ending.code == 0
+    assert outcome.progress.steps == 1
+    assert len(outcome.of(Judged)) == 18
+    warnings = [line["spent"] for line in logs if "past its attempts" in line["event"]]
+    assert [spent.split(",")[0] for spent in warnings] == [
+        f"{3 * n} groups judged in {n} attempts" for n in (2, 3, 4, 5)
+    ]
+
+
+@pytest.mark.parametrize(("refill", "pulled", "kept"), [(False, 4, 2), (True, 6, 4)])
+def test_drop_only_pulls_a_batch_and_refill_pulls_until_it_is_full(refill: bool, pulled: int, kept: int) -> None:
+    """C9: need 4, the stream is Z, G, Z, G, G, G."""
+    config = simulated_config(
+        rollout__groups_per_step=4,
+        rollout__max_staleness=0,
+        run__steps=1,
+        task__epochs=1,
+        filters=chain()[: None if refill else 2],
+    )
+    outcome = simulate(config, task=pattern("ZGZGGG"))
+    batch = outcome.of(BatchJudged)[0]
+    assert (batch.judged, batch.kept) == (pulled, kept)
+    last = outcome.progress.last_step
+    assert last is not None
+    assert last.metrics["batch/groups_kept"] == kept
+    assert last.samples == 4 * kept
+
+
+def test_each_kind_of_failure_counts_under_its_own_reason() -> None:
+    """C14: of six groups one fails, one is flat, one has a single survivor."""
+
+    def reward(group: int, index: int) -> Reward | float:
+        if group == 1 or (group == 2 and index > 0):
+            raise ValueError("no score")
+        return 1.0 if group == 0 else float(index % 2)
+
+    config = simulated_config(
+        rollout__groups_per_step=3, rollout__max_staleness=0, run__steps=1, filters=chain(max_attempts=3)
+    )
+    outcome = simulate(config, task=FakeTask.in_order(reward))
+    assert outcome.ending.code == 0
+    assert outcome.ledger.by_reason("dropped") == {"few_live": 1, "zero_std": 4}
+    assert outcome.ledger.by_reason("failed") == {"score_error": 7}
+    assert outcome.of(StepStarted)[0].groups == [3, 4, 5]
+
+
+def acc_task() -> FakeTask:
+    return FakeTask(reward=lambda prompt, index: Reward(index / 10, {"acc": 0.0}))
+
+
+@pytest.mark.parametrize(("tag", "dropped"), [("acc", "zero_std"), ("reward", None)])
+def test_a_named_part_of_the_reward_is_what_the_filter_reads(tag: str, dropped: str | None) -> None:
+    """C11: accuracy 0 for all, with shaped scores."""
+    config = simulated_config(run__batches=2, run__steps=None, filters=[{"name": "zero_std", "tag": tag}])
+    outcome = simulate(config, task=acc_task())
+    assert {event.dropped for event in outcome.of(Judged)} == {dropped}
+
+
+def test_a_tag_that_no_group_has_ends_the_run_with_filter_key_and_tag_and_loses_nothing() -> None:
+    """C11, C12."""
+    outcome = simulate(simulated_config(filters=[{"name": "zero_std", "tag": "acc"}]))
+    assert outcome.ending.code == 1
+    assert isinstance(outcome.ending.error, TagError)
+    assert "filter zero_std needs tag 'acc', which v0_p0_g0 lacks" in outcome.ending.reason
+    assert outcome.ledger.by_reason("dropped") == {"run_ended": outcome.ledger.dispatched}
+    assert clean(outcome)
+
+
+def test_a_group_whose_samples_all_failed_does_not_end_the_run_for_a_part_that_it_cannot_have() -> None:
+    """C12: no reward, no parts; it is a failed group and no broken configuration."""
+
+    def reward(group: int, index: int) -> Reward:
+        if group == 0:
+            raise ValueError("no score")
+        return Reward(float(index % 2), {"acc": float(index % 2)})
+
+    config = simulated_config(run__steps=2, filters=[{"name": "zero_std", "tag": "acc"}])
+    outcome = simulate(config, task=FakeTask.in_order(reward))
+    assert outcome.ending.code == 0
+    assert outcome.ledger.trained == 12
+
+
+@pytest.mark.parametrize("part", ["version", "group", "status", "trainable_tokens"])
+def test_a_part_of_the_reward_cannot_replace_a_tag_of_the_system(part: str) -> None:
+    """A part named `version` would make stale groups fresh."""
+    task = FakeTask(reward=lambda prompt, index: Reward(float(index % 2), {part: 0.0}))
+    outcome = simulate(simulated_config(run__steps=1, run__batches=20), task=task)
+    assert outcome.ending.code == 1
+    assert part in str(outcome.ending.error)
+    assert "part" in str(outcome.ending.error)
