@@ -7,7 +7,7 @@ version never goes backwards.
 
 import inspect
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -25,9 +25,12 @@ from asyncrl.engine.outbox import Numbered, Outbox
 from asyncrl.engine.records import Grant, GroupMeta
 from asyncrl.engine.records import group as tag
 from asyncrl.engine.records.columns import LOGPROBS, TOKENS
+from asyncrl.engine.records.fate import CANCELLED
 from asyncrl.engine.records.keys import sample_keys
 from asyncrl.engine.records.message import GroupFailure, PutNotice, Served
+from asyncrl.engine.records.spans import SPANS, write_spans
 from asyncrl.engine.weights.base import WeightTransport
+from asyncrl.filters.taggers import Tagger
 
 log = structlog.get_logger()
 
@@ -58,6 +61,7 @@ class Collector:
         max_new_tokens: int,
         group_timeout_s: float,
         put_timeout_s: float,
+        taggers: Mapping[str, Tagger] | None = None,
     ) -> None:
         self.name = name
         self._generator = generator
@@ -71,10 +75,12 @@ class Collector:
         self._max_new_tokens = max_new_tokens
         self._group_timeout_s = group_timeout_s
         self._put_timeout_s = put_timeout_s
+        self._taggers = dict(taggers or {})
         self._version = 0
         self._outbox = Outbox()
         self._send, self._grants = anyio.create_memory_object_stream[tuple[Sequence[Grant], int]](float("inf"))
         self._in_flight: dict[int, int] = {}
+        self._generating: dict[int, anyio.CancelScope] = {}
         self._scope = anyio.CancelScope()
         self._ended = anyio.Event()
 
@@ -121,6 +127,12 @@ class Collector:
         self._version = version
         self._outbox.post(Served(version))
 
+    async def cancel(self, groups: Sequence[int]) -> None:
+        """Give up groups that still generate or are scored; each ends in a failure `cancelled_stale`."""
+        for group in groups:
+            if group in self._generating:
+                self._generating[group].cancel()
+
     async def events(self, after_seq: int, wait_s: float) -> list[Numbered]:
         """Return messages numbered above `after_seq`, waiting up to `wait_s`; raises the actor's own error."""
         return await self._outbox.after(after_seq, wait_s)
@@ -131,14 +143,20 @@ class Collector:
     async def _collect(self, grant: Grant, version: int) -> None:
         reason = ""
         try:
-            with anyio.fail_after(self._group_timeout_s):
-                group, columns = await self._rollout(grant, version)
+            with anyio.CancelScope() as scope:
+                self._generating[grant.group] = scope
+                with anyio.fail_after(self._group_timeout_s):
+                    group, columns = await self._rollout(grant, version)
+            if scope.cancelled_caught:
+                reason, error = CANCELLED, "no batch to come could train it"
         except TimeoutError:
             reason = "timeout"
             error = f"group {grant.group} took longer than {self._group_timeout_s:g} s"
         except Exception as caught:  # The group's edge: counted as a failure, with its traceback.
             reason = "generation_error"
             error = "".join(traceback.format_exception(caught))
+        finally:
+            self._generating.pop(grant.group, None)
         try:
             if reason:
                 log.warning("group failed", group=grant.group, reason=reason)
@@ -191,7 +209,10 @@ class Collector:
             tag.STATUS: statuses,
             tag.CAUSE: causes,
             **_parts(outcomes),
+            **{name: [tagger(c.token_ids) for c in kept] for name, tagger in self._taggers.items()},
         }
+        if any(len(completion.spans) > 1 for completion in kept) or newest != oldest:
+            tags[SPANS] = [write_spans(completion.spans) for completion in kept]
         columns = {
             TOKENS: [torch.tensor([*prompt_ids, *c.token_ids], dtype=torch.int32) for c in kept],
             LOGPROBS: [torch.tensor(c.logprobs, dtype=torch.float32) for c in kept],
@@ -232,7 +253,10 @@ class Collector:
 
 
 def _as_reward(outcome: Any) -> Reward:
-    return outcome if isinstance(outcome, Reward) else Reward(float(outcome))
+    """Return a reward of plain floats, which every log can write, whatever numbers the task gave."""
+    if isinstance(outcome, Reward):
+        return Reward(float(outcome.value), {name: float(part) for name, part in outcome.parts.items()})
+    return Reward(float(outcome))
 
 
 def _scored(task: Task, grant: Grant, response: str) -> Reward | Exception:

@@ -18,7 +18,9 @@ All of it is written against anyio with clock and I/O injected, so it runs on Ra
 and under virtual time alike.
 """
 
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -51,7 +53,8 @@ from asyncrl.engine.front_end import Batch, FrontEnd
 from asyncrl.engine.groups import Groups
 from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION, Actor, World
 from asyncrl.engine.prompt_source import prompt_source
-from asyncrl.engine.records import Grant
+from asyncrl.engine.records import Grant, Prompt
+from asyncrl.engine.records.fate import CANCELLED
 from asyncrl.engine.records.message import GroupFailure, Message, PutNotice, Served
 from asyncrl.engine.run_ahead import RunAhead
 from asyncrl.engine.step import Step
@@ -65,7 +68,10 @@ _DOWN_STOP_S = 2.0
 
 
 class Controller:
-    """One run of one configuration in a started world. `log` must have `progress` among its folds."""
+    """One run of one configuration in a started world. `events` must have `progress` among its folds.
+
+    `owner` names this driver's claims; two drivers on one data plane need two names.
+    """
 
     def __init__(
         self,
@@ -76,6 +82,7 @@ class Controller:
         events: EventLog,
         progress: Progress,
         clock: Callable[[], float],
+        owner: str = "driver",
     ) -> None:
         self._config = config
         self._world = world
@@ -89,6 +96,7 @@ class Controller:
             consumer=CONSUMER,
             log=events,
             run_ahead=RunAhead(config.run_ahead_groups),
+            on_stale=self._lost_to_age,
         )
         self.front_end = FrontEnd(
             plane=world.plane,
@@ -98,9 +106,11 @@ class Controller:
             log=events,
             partition=PARTITION,
             consumer=CONSUMER,
-            owner="driver",
+            owner=owner,
             groups_per_step=config.rollout.groups_per_step,
             max_staleness=config.rollout.max_staleness,
+            stale_mode=config.rollout.stale_mode,
+            gate_timeout_s=config.rollout.gate_timeout_s,
             seed=config.run.seed,
             poll_s=config.data_plane.poll_s,
             starve_timeout_s=config.supervision.starve_timeout_s,
@@ -108,6 +118,7 @@ class Controller:
         )
         self._step = Step(
             config=config,
+            progress=progress,
             ranks=world.ranks,
             groups=self.groups,
             versions=self.versions,
@@ -116,6 +127,8 @@ class Controller:
         )
         self.trainer_waits_for = "start"
         self._source_done = False
+        self._requeue: deque[tuple[int, Prompt]] = deque()
+        self.stale_prompts: Counter[int] = Counter()
         self._failures_in_a_row = 0
         self._ending: Ending | None = None
         self._collecting = anyio.CancelScope()
@@ -184,6 +197,8 @@ class Controller:
         tasks.start_soon(self._grant)
         tasks.start_soon(self._publish, handle_in)
         tasks.start_soon(self._collect, batch_out)
+        if self._config.rollout.cancel_stale:
+            tasks.start_soon(self._cancel_stale)
         await self._train(batch_in, handle_out)
 
     async def _grant(self) -> None:
@@ -191,29 +206,62 @@ class Controller:
         rollout, run = self._config.rollout, self._config.run
         source = prompt_source(self._world.prompts, seed=run.seed, epochs=self._config.task.epochs)
         numbers = count()
-        run_ahead = self.groups.run_ahead
         load = {collector.name: 0 for collector in self._world.collectors}
         by_name = {collector.name: collector for collector in self._world.collectors}
-        while not self._source_done:
+        while True:
             # Its deadline is the front end's: without capacity coming back no batch is complete.
-            await run_ahead.changed.wait_at_most(lambda: run_ahead.free > 0, self._config.supervision.starve_timeout_s)
+            await self.groups.changed.wait_at_most(self._may_grant, self._config.supervision.starve_timeout_s)
             grants: dict[str, list[Grant]] = {}
-            for _ in range(run_ahead.free):
-                prompt = next(source, None)
+            while self._may_grant():
+                retry_of, prompt = self._requeue.popleft() if self._requeue else (None, next(source, None))
                 if prompt is None:
                     self._source_done = True
+                    self.groups.changed.notify()
                     break
                 grant = Grant(next(numbers), prompt, rollout.group_size, run.seed)
                 name = min(load, key=lambda n: (load[n], n))
                 load[name] += 1
-                self.groups.dispatch(grant, name)
+                self.groups.dispatch(grant, name, served=self.versions.served[name], retry_of=retry_of)
                 grants.setdefault(name, []).append(grant)
             for name, granted in grants.items():
                 await by_name[name].grant(granted)
-        self.groups.changed.notify()
+
+    def _may_grant(self) -> bool:
+        waiting = len(self.groups.buffered) >= self._config.rollout.groups_per_step
+        paced = self._config.rollout.pacing and waiting
+        more = bool(self._requeue) or not self._source_done
+        return more and self.groups.run_ahead.free > 0 and not paced
 
     def _more_may_come(self) -> bool:
-        return not self._source_done or bool(self.groups.in_flight)
+        return not self._source_done or bool(self._requeue) or bool(self.groups.in_flight)
+
+    def _lost_to_age(self, group: int, prompt: Prompt) -> None:
+        """Count a prompt whose group got too old; issue it again, as often as allowed."""
+        losses = self.stale_prompts[prompt.id] = self.stale_prompts[prompt.id] + 1
+        tries = self._config.rollout.requeue_tries
+        if losses <= tries and self._ending is None:
+            self._requeue.append((group, prompt))
+        elif losses == tries + 1 and tries:
+            log.warning("a prompt is lost to age for good", prompt=prompt.id, dataset=prompt.dataset, tries=tries)
+
+    async def _cancel_stale(self) -> None:
+        """Cancel what no batch to come could train any more, at each new version."""
+        by_name = {collector.name: collector for collector in self._world.collectors}
+        seen = -1
+        while True:
+            await self.versions.changed.wait_at_most(
+                partial(self._version_beyond, seen), self._config.supervision.starve_timeout_s
+            )
+            seen = self.versions.next_batch
+            doomed: dict[str, list[int]] = {}
+            for group in self.groups.in_flight:
+                if seen - self.groups.stamps[group] > self._config.rollout.max_staleness:
+                    doomed.setdefault(self.groups.collectors[group], []).append(group)
+            for name, groups in doomed.items():
+                await by_name[name].cancel(groups)
+
+    def _version_beyond(self, seen: int) -> bool:
+        return self.versions.next_batch > seen
 
     async def _listen(self, actor: Actor) -> None:
         limit = self._config.supervision.answer_timeout_s
@@ -238,6 +286,8 @@ class Controller:
                 self._events.append(Acknowledged(generator=name, version=version))
             case GroupFailure(group, reason, error):
                 self.groups.fail(group, reason, error)
+                if reason == CANCELLED:
+                    return
                 self._failures_in_a_row += 1
                 limit = self._config.collector.max_failures_in_a_row
                 if self._config.collector.on_error == "abort" or self._failures_in_a_row >= limit:
@@ -257,6 +307,7 @@ class Controller:
                         return
                     if batch.kept:
                         await out.send(batch)
+                        self.versions.hand_over()
                     else:
                         log.warning("a batch without survivors is no step", batch=batch.index, drops=dict(batch.drops))
                         self.groups.release(batch.judged)
@@ -286,6 +337,7 @@ class Controller:
                 batch, waited_s=self._clock() - waited_from, poll_hits=self.front_end.poll_hits
             )
             if published is None:
+                self.versions.give_up()
                 self.groups.release(batch.judged)
             else:
                 handles.send_nowait((self.versions.trainer, published, batch.judged))

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
 import anyio
 import structlog
@@ -25,6 +26,7 @@ from asyncrl.engine.records.fate import STALE
 from asyncrl.engine.records.group import is_live_reward
 from asyncrl.engine.versions import Versions
 from asyncrl.filters import Chain, FilterContext, Judgement
+from asyncrl.filters.statistics import RunningStatistics
 
 log = structlog.get_logger()
 
@@ -60,6 +62,8 @@ class FrontEnd:
         owner: str,
         groups_per_step: int,
         max_staleness: int,
+        stale_mode: Literal["drop", "gate", "tokens"] = "drop",
+        gate_timeout_s: float = 600.0,
         seed: int,
         poll_s: float,
         starve_timeout_s: float,
@@ -75,11 +79,15 @@ class FrontEnd:
         self._owner = owner
         self._groups_per_step = groups_per_step
         self._max_staleness = max_staleness
+        self._stale_mode = stale_mode
+        self._gate_timeout_s = gate_timeout_s
         self._seed = seed
         self._poll_s = poll_s
         self._starve_timeout_s = starve_timeout_s
         self._more_may_come = more_may_come
+        self.statistics = RunningStatistics()
         self.batches = 0
+        self.gate_waits = 0
         self._claims = 0
         self.poll_hits = 0
 
@@ -115,7 +123,7 @@ class FrontEnd:
             lost = {
                 j.group.group: STALE if j.group.row in held else LEASE_LOST
                 for j in batch.kept
-                if j.group.row not in held or j.group.age(self._versions.trainer) > self._max_staleness
+                if j.group.row not in held or self._is_stale(j.group, self._versions.trainer)
             }
             if not lost:
                 return
@@ -159,7 +167,28 @@ class FrontEnd:
             log.warning("dynamic sampling goes on past its attempts", spent=spent)
         return min(missing, attempt)
 
+    def _is_stale(self, group: GroupMeta, version: int) -> bool:
+        """Say whether the hard bound drops a group; in mode `tokens` the plan withholds tokens instead."""
+        return group.age(version) > self._max_staleness and self._stale_mode != "tokens"
+
+    def _passes_gate(self) -> bool:
+        oldest = self._groups.oldest_in_flight()
+        return oldest is None or self._versions.next_batch - oldest < self._max_staleness
+
+    async def _gate(self) -> None:
+        """Wait until no group in flight would be too old for the batch after this one."""
+        if self._stale_mode != "gate" or self._passes_gate():
+            return
+        self.gate_waits += 1
+        if not await self._groups.changed.wait_at_most(self._passes_gate, self._gate_timeout_s):
+            log.warning(
+                "the gate opened by its deadline; what is still in flight will be dropped as stale",
+                timeout_s=self._gate_timeout_s,
+                in_flight=len(self._groups.in_flight),
+            )
+
     async def _fill(self, batch: Batch) -> None:
+        await self._gate()
         while wanted := self._wanted(batch):
             groups = await self._claim(wanted)
             if not groups:
@@ -211,9 +240,10 @@ class FrontEnd:
 
     async def _judge(self, batch: Batch, groups: Sequence[GroupMeta]) -> None:
         version = self._versions.next_batch
-        fresh = [group for group in groups if group.age(version) <= self._max_staleness]
-        context = FilterContext(trainer_version=version, step=version, seed=self._seed)
+        fresh = [group for group in groups if not self._is_stale(group, version)]
+        context = FilterContext(trainer_version=version, step=version, seed=self._seed, statistics=self.statistics)
         judgements = {j.group.group: j for j in self._chain.judge(fresh, context)}
+        self.statistics.update(groups)
         dropped: list[tuple[GroupMeta, str]] = []
         for group in groups:
             number = group.group

@@ -4,7 +4,7 @@ Invariants: a group is in flight, buffered, claimed or settled, and moves that w
 its samples gets one fate, logged before its key is cleared; its capacity comes back once.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from asyncrl.engine.data_plane.base import Claim, DataPlane, Holding
@@ -18,11 +18,10 @@ from asyncrl.engine.events.types import (
     Settled,
     written,
 )
-from asyncrl.engine.records import Grant, GroupMeta
+from asyncrl.engine.records import Grant, GroupMeta, Prompt
 from asyncrl.engine.records import group as tag
-from asyncrl.engine.records.fate import RUN_ENDED, TRAINED, dropped, failed, masked
+from asyncrl.engine.records.fate import CANCELLED, RUN_ENDED, STALE, TRAINED, dropped, failed, masked
 from asyncrl.engine.run_ahead import RunAhead
-from asyncrl.engine.signal import Signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,16 @@ def trained_fates(group: GroupMeta, trained: Iterable[int], masks: Mapping[int, 
 class Groups:
     """Groups that have no fate yet. `changed` tells of every arrival, failure and settlement."""
 
-    def __init__(self, *, plane: DataPlane, partition: str, consumer: str, log: EventLog, run_ahead: RunAhead) -> None:
+    def __init__(
+        self,
+        *,
+        plane: DataPlane,
+        partition: str,
+        consumer: str,
+        log: EventLog,
+        run_ahead: RunAhead,
+        on_stale: Callable[[int, Prompt], None] = lambda group, prompt: None,
+    ) -> None:
         self._plane = plane
         self._partition = partition
         self._consumer = consumer
@@ -62,13 +70,23 @@ class Groups:
         self.buffered: dict[int, GroupMeta] = {}
         self.claimed: dict[int, GroupMeta] = {}
         self._fences: dict[str, int] = {}
+        self._prompts: dict[int, Prompt] = {}
+        self._on_stale = on_stale
+        self.stamps: dict[int, int] = {}
+        self.collectors: dict[int, str] = {}
         self.arrivals = 0
-        self.changed = Signal()
+        self.changed = run_ahead.changed
 
-    def dispatch(self, grant: Grant, collector: str) -> None:
-        """Note a group before it is granted; it takes capacity."""
+    def dispatch(self, grant: Grant, collector: str, *, served: int, retry_of: int | None = None) -> None:
+        """Note a group before it is granted; it takes capacity.
+
+        `served` is what the collector is known to serve: the oldest version that its stamp can be.
+        """
         self.run_ahead.take(grant.group)
         self.in_flight[grant.group] = grant
+        self._prompts[grant.group] = grant.prompt
+        self.stamps[grant.group] = served
+        self.collectors[grant.group] = collector
         self._log.append(
             Dispatched(
                 group=grant.group,
@@ -76,8 +94,13 @@ class Groups:
                 dataset=grant.prompt.dataset,
                 size=grant.size,
                 collector=collector,
+                retry_of=retry_of,
             )
         )
+
+    def oldest_in_flight(self) -> int | None:
+        """Return the oldest version that a group in flight may carry."""
+        return min((self.stamps[group] for group in self.in_flight), default=None)
 
     def arrive(self, group: GroupMeta) -> None:
         """Note that a group is in the data plane; a notice that comes after the claim changes nothing."""
@@ -93,8 +116,12 @@ class Groups:
         grant = self.in_flight.pop(group, None)
         if grant is None:
             return
-        self._log.append(GroupFailed(group=group, reason=reason, error=error))
-        self._log.append(Settled(group=group, fates=[failed(reason)] * grant.size))
+        if reason == CANCELLED:
+            fates = [dropped(CANCELLED)] * grant.size
+        else:
+            self._log.append(GroupFailed(group=group, reason=reason, error=error))
+            fates = [failed(reason)] * grant.size
+        self._settled(group, fates)
         self.release([group])
         self.changed.notify()
 
@@ -106,6 +133,7 @@ class Groups:
             self._fences[group.row] = claim.fence
         if claim.groups:
             self._log.append(Claimed(claim=claim.id, fence=claim.fence, groups=[group.group for group in claim.groups]))
+            self.changed.notify()
 
     def holding(self, groups: Sequence[GroupMeta]) -> Holding:
         """Return the fencing numbers under which groups were claimed."""
@@ -118,13 +146,21 @@ class Groups:
         groups = [settlement.group for settlement in settlements]
         for settlement in settlements:
             del self.claimed[settlement.group.group]
-            self._log.append(Settled(group=settlement.group.group, fates=list(settlement.fates)))
+            self._settled(settlement.group.group, settlement.fates)
         holding = self.holding(groups)
         for group in groups:
             del self._fences[group.row]
         keys = [key for group in groups for key in group.keys]
         await self._plane.clear(self._partition, keys, holding=holding)
         self.changed.notify()
+
+    def _settled(self, group: int, fates: Sequence[str]) -> None:
+        """Log the fates of a group, and tell of a prompt that was lost to age."""
+        prompt = self._prompts.pop(group)
+        del self.stamps[group], self.collectors[group]
+        self._log.append(Settled(group=group, fates=list(fates)))
+        if dropped(STALE) in fates or dropped(CANCELLED) in fates:
+            self._on_stale(group, prompt)
 
     def release(self, groups: Iterable[int]) -> None:
         """Give capacity back to run-ahead, once a group."""
@@ -135,9 +171,9 @@ class Groups:
     async def settle_rest(self) -> None:
         """At the end of a run: whatever has no fate is dropped(run_ended), and no key stays."""
         for grant in self.in_flight.values():
-            self._log.append(Settled(group=grant.group, fates=[dropped(RUN_ENDED)] * grant.size))
+            self._settled(grant.group, [dropped(RUN_ENDED)] * grant.size)
         for group in (*self.buffered.values(), *self.claimed.values()):
-            self._log.append(Settled(group=group.group, fates=list(drop_fates(group, RUN_ENDED))))
+            self._settled(group.group, drop_fates(group, RUN_ENDED))
         left = [*self.in_flight, *self.buffered, *self.claimed]
         self.in_flight.clear()
         self.buffered.clear()

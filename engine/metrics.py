@@ -12,6 +12,8 @@ GROUPS_KEPT = "batch/groups_kept"
 GROUPS_JUDGED = "batch/groups_judged"
 AGE_MEAN = "staleness/trained_age_mean_versions"
 AGE_MAX = "staleness/trained_age_max_versions"
+# 0 while it is not known.
+LENGTH_RATIO = "staleness/fresh_length_ratio"
 PUBLISH_LAG = "staleness/publish_lag_versions"
 RUN_AHEAD = "flow/run_ahead_groups"
 POLL_HITS = "flow/slow_poll_hits"

@@ -8,12 +8,12 @@ from asyncrl.engine.signal import Signal
 class RunAhead:
     """A counted budget of `limit` groups. A group's capacity comes back once; twice is ignored."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, changed: Signal | None = None) -> None:
         if limit < 1:
             raise ValueError(f"run-ahead limit is {limit}; it must be at least 1")
         self.limit = limit
         self._out: set[int] = set()
-        self.changed = Signal()
+        self.changed = changed or Signal()
 
     @property
     def used(self) -> int:

@@ -14,12 +14,14 @@ from asyncrl.configs import RunConfig
 from asyncrl.engine import metrics
 from asyncrl.engine.errors import AsyncRLError, Overdue
 from asyncrl.engine.events.log import EventLog
+from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import Planned, StepEnded, StepStarted
 from asyncrl.engine.front_end import Batch
 from asyncrl.engine.groups import Groups, Settlement, trained_fates
 from asyncrl.engine.lifecycle.base import RankHandle
-from asyncrl.engine.records import Plan
-from asyncrl.engine.records.fate import OVER_BUDGET
+from asyncrl.engine.records import GroupMeta, Plan
+from asyncrl.engine.records.fate import OVER_BUDGET, STALE
+from asyncrl.engine.records.spans import sample_spans, withheld_tokens
 from asyncrl.engine.records.work import RankResult, RankWork
 from asyncrl.engine.versions import Versions
 from asyncrl.filters import Judgement
@@ -29,12 +31,18 @@ from asyncrl.trainers.fan_out import over_budget, plan_batch
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What of a batch is trained: per key its tokens and advantage; per group the masks."""
+    """What of a batch is trained: per key its tokens and advantage; per group the masks.
+
+    `withheld` counts leading response tokens too old to be trained; `response_tokens` those trained;
+    `ages` is of the oldest token trained.
+    """
 
     lengths: Mapping[str, int]
     prompt_tokens: Mapping[str, int]
     response_tokens: Mapping[str, int]
     advantages: Mapping[str, float]
+    withheld: Mapping[str, int]
+    ages: Mapping[str, int]
     masks: Mapping[int, Mapping[int, str]]
 
 
@@ -45,6 +53,7 @@ class Step:
         self,
         *,
         config: RunConfig,
+        progress: Progress,
         ranks: Sequence[RankHandle],
         groups: Groups,
         versions: Versions,
@@ -52,6 +61,7 @@ class Step:
         clock: Callable[[], float],
     ) -> None:
         self._config = config
+        self._progress = progress
         self._ranks = ranks
         self._groups = groups
         self._versions = versions
@@ -68,14 +78,8 @@ class Step:
         plan = plan_batch(selection.lengths, ranks=len(self._ranks), budget_tokens=trainer.micro_batch_tokens)
         started = self._clock()
         self._announce(batch, plan)
-        self._versions.begin_step()
         results = await self._train(plan, selection)
-        ages = Counter(
-            judgement.group.age(self._versions.trainer)
-            for judgement in batch.kept
-            for i in judgement.trained
-            if judgement.group.keys[i] in selection.lengths
-        )
+        ages = Counter(selection.ages.values())
         version = self._versions.advance()
         self._log.append(
             StepEnded(
@@ -106,6 +110,8 @@ class Step:
         prompts: dict[str, int] = {}
         responses: dict[str, int] = {}
         advantages: dict[str, float] = {}
+        withheld: dict[str, int] = {}
+        ages: dict[str, int] = {}
         masks: dict[int, dict[int, str]] = {}
         for judgement in kept:
             group = judgement.group
@@ -128,14 +134,37 @@ class Step:
                 **judgement.masked,
                 **{i: OVER_BUDGET for i in judgement.trained if group.keys[i] in too_long},
             }
+            skipped, oldest = self._too_old(group)
+            masks[group.group] |= {
+                i: STALE
+                for i in judgement.trained
+                if group.keys[i] not in too_long and skipped[i] >= group.trainable_tokens[i]
+            }
             for i in judgement.trained:
                 key = group.keys[i]
-                if key not in too_long:
+                if i not in masks[group.group]:
                     lengths[key] = sizes[key]
                     prompts[key] = group.prompt_tokens
-                    responses[key] = group.trainable_tokens[i]
+                    responses[key] = group.trainable_tokens[i] - skipped[i]
                     advantages[key] = by_index[i]
-        return Selection(lengths, prompts, responses, advantages, masks)
+                    withheld[key] = skipped[i]
+                    ages[key] = self._versions.trainer - oldest[i]
+        return Selection(lengths, prompts, responses, advantages, withheld, ages, masks)
+
+    def _too_old(self, group: GroupMeta) -> tuple[list[int], list[int]]:
+        """Return per sample the leading tokens over the bound, and the version of the oldest one left.
+
+        The front end lets groups over the bound through in mode `tokens` alone.
+        """
+        oldest_allowed = self._versions.trainer - self._config.rollout.max_staleness
+        if group.version >= oldest_allowed:
+            return [0] * group.size, [group.version] * group.size
+        skipped = withheld_tokens(group, oldest_allowed)
+        oldest = [
+            min((version for version, _, _ in spans if version >= oldest_allowed), default=group.version)
+            for spans in sample_spans(group)
+        ]
+        return skipped, oldest
 
     def _announce(self, batch: Batch, plan: Plan) -> None:
         step = self._versions.trainer + 1
@@ -166,6 +195,7 @@ class Step:
                 micro_batches=plan.ranks[index],
                 advantages={key: selection.advantages[key] for key in keys},
                 prompt_tokens={key: selection.prompt_tokens[key] for key in keys},
+                withheld={key: selection.withheld[key] for key in keys},
                 total_tokens=total,
             )
             results[index] = await self._ranks[index].train(work)
@@ -216,6 +246,7 @@ class Step:
             metrics.GROUPS_JUDGED: len(batch.judged),
             metrics.AGE_MEAN: sum(age * n for age, n in ages.items()) / samples,
             metrics.AGE_MAX: max(ages),
+            metrics.LENGTH_RATIO: self._progress.length_bias.ratio or 0.0,
             metrics.PUBLISH_LAG: self._versions.publish_lag,
             metrics.RUN_AHEAD: self._groups.run_ahead.used,
             metrics.POLL_HITS: poll_hits,

@@ -17,6 +17,7 @@ def summarise(
     started_wall: float,
     ended_wall: float,
     data_plane_keys_left: int | None,
+    bias_warning: float,
 ) -> dict[str, Any]:
     """Build the summary. Times are seconds from process creation; a value that never came to be is null."""
     first = progress.first_step_wall
@@ -32,6 +33,7 @@ def summarise(
         "generated_tokens": progress.generated_tokens,
         "trained_age_histogram": {str(age): count for age, count in sorted(progress.ages.items())},
         "trained_age_max": max(progress.ages, default=None),
+        "length_bias": {**progress.length_bias.summary(), "warn_below": bias_warning},
         "ledger": ledger.summary(),
         "data_plane_keys_left": data_plane_keys_left,
         "exit": {"code": ending.code, "reason": ending.reason},

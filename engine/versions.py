@@ -15,7 +15,7 @@ class Versions:
 
     def __init__(self, generators: Iterable[str]) -> None:
         self.trainer = 0
-        self.in_step = False
+        self._batch_under_way = False
         self.served = dict.fromkeys(generators, 0)
         self.changed = Signal()
 
@@ -31,16 +31,23 @@ class Versions:
 
     @property
     def next_batch(self) -> int:
-        """The version at which a batch assembled now will be trained: V + 1 while a step runs."""
-        return self.trainer + self.in_step
+        """The version at which a batch assembled now will be trained: V + 1 while one is under way."""
+        return self.trainer + self._batch_under_way
 
-    def begin_step(self) -> None:
-        self.in_step = True
+    def hand_over(self) -> None:
+        """Note that the trainer has taken a batch, which will make the next version."""
+        self._batch_under_way = True
+        self.changed.notify()
+
+    def give_up(self) -> None:
+        """Note that the batch under way makes no version after all."""
+        self._batch_under_way = False
+        self.changed.notify()
 
     def advance(self) -> int:
         """End a step: V grows by one."""
         self.trainer += 1
-        self.in_step = False
+        self._batch_under_way = False
         self.changed.notify()
         return self.trainer
 

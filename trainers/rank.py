@@ -59,6 +59,7 @@ class TrainerRank:
                 logprobs=[columns[LOGPROBS][at[key]] for key in batch.keys],
                 prompt_tokens=[work.prompt_tokens[key] for key in batch.keys],
                 advantages=[work.advantages[key] for key in batch.keys],
+                withheld=[work.withheld[key] for key in batch.keys],
                 filler=batch.filler,
             )
             part = await self._offload(partial(self._backend.accumulate, rows, work.total_tokens))

@@ -30,7 +30,7 @@ def resolve(
         sys.path.append(str(Path.cwd()))
     try:
         overrides = [Override(path, value, option) for option, path, value in options if value is not None]
-        loaded = load(config, [*map(parse_set, sets), *overrides], filters)
+        loaded = load(config, [*overrides, *map(parse_set, sets)], filters)
         check_runnable(loaded)
     except ConfigError as error:
         fail(str(error))

@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import time
+import uuid
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -95,7 +96,7 @@ def _train(loaded: Loaded, directory: Path) -> int:
         markup=False,
         soft_wrap=True,
     )
-    ledger, progress = Ledger(), Progress()
+    ledger, progress = Ledger(), Progress(loaded.config.run.reward_window)
     with log_to(directory / "log.jsonl"):
         events = EventLog(clock=time.monotonic, wall=time.time, folds=[ledger, progress], path=directory / FILE_NAME)
         view = View(ledger=ledger, progress=progress, console=console, clock=time.monotonic)
@@ -108,6 +109,7 @@ def _train(loaded: Loaded, directory: Path) -> int:
             started_wall=psutil.Process().create_time(),
             ended_wall=time.time(),
             data_plane_keys_left=run.keys_left,
+            bias_warning=rollout.bias_warning,
         )
         events.close()
     (directory / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
@@ -192,6 +194,7 @@ class _Run:
                 events=self._events,
                 progress=self._progress,
                 clock=time.monotonic,
+                owner=f"driver-{uuid.uuid4().hex[:8]}",
             )
             self._view.watch(self._controller)
             ending = await self._controller.run()

@@ -121,5 +121,23 @@ def final_lines(summary: dict[str, Any], directory: str) -> list[str]:
         f"samples: {ledger['dispatched']} dispatched = {ledger['trained']} trained"
         f" + masked [{_counts(ledger['masked'])}] + dropped [{_counts(ledger['dropped'])}]"
         f" + failed [{_counts(ledger['failed'])}]",
+        *_bias_lines(summary),
         f"everything is in {directory}",
+    ]
+
+
+def _bias_lines(summary: dict[str, Any]) -> list[str]:
+    bias = summary["length_bias"]
+    ratio = bias["fresh_ratio"]
+    if bias["cancelled_groups"]:
+        return [
+            f"warning: {bias['cancelled_groups']} groups were cancelled for age; long answers are lost, and how "
+            "many tokens they would have had is not known"
+        ]
+    if ratio is None or ratio >= bias["warn_below"]:
+        return []
+    return [
+        f"warning: age lets through answers of {bias['fresh_mean_tokens']:.1f} tokens on average, of "
+        f"{bias['generated_mean_tokens']:.1f} generated (ratio {ratio:.2f}, under rollout.bias_warning "
+        f"{bias['warn_below']}): long answers are lost. See rollout.stale_mode"
     ]

@@ -246,7 +246,7 @@ class Book:
         for name in [
             name
             for name, lease in leases.items()
-            if name not in rows or rows[name]["put"] != lease.put or False
+            if name not in rows or rows[name]["put"] != lease.put or lease.expires < now
         ]:
             del leases[name]
         return leases

@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Sequence
 
+from asyncrl.engine.events.length_bias import LengthBias
 from asyncrl.engine.events.types import AnyEvent, BatchJudged, Put, StepEnded
 
 WINDOW = 10
@@ -44,6 +45,7 @@ class Progress:
     """
 
     def __init__(self, reward_window: int = WINDOW) -> None:
+        self.length_bias = LengthBias()
         self.steps = 0
         self.batches = 0
         self.trained_tokens = 0
@@ -56,6 +58,7 @@ class Progress:
         self.last_batch: BatchJudged | None = None
 
     def apply(self, event: AnyEvent) -> None:
+        self.length_bias.apply(event)
         match event:
             case BatchJudged():
                 self.batches += 1

@@ -13,6 +13,7 @@ from asyncrl.engine.model.tokenizer import Tokenizer, load_tokenizer
 from asyncrl.engine.offload import Offload
 from asyncrl.engine.records.columns import COLUMNS
 from asyncrl.engine.weights.base import WeightTransport
+from asyncrl.filters import build_chain
 from asyncrl.trainers.backends.torch_backend import TorchBackend
 from asyncrl.trainers.objective import Clip
 from asyncrl.trainers.rank import TrainerRank
@@ -67,6 +68,7 @@ def build_collector(
         max_new_tokens=config.rollout.max_new_tokens,
         group_timeout_s=config.collector.group_timeout_s,
         put_timeout_s=config.collector.put_timeout_s,
+        taggers=build_chain(config.filters, min_live=config.rollout.min_live).taggers,
     )
 
 

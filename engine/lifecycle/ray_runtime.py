@@ -76,6 +76,9 @@ class RemoteCollector(RemoteActor):
     async def grant(self, grants: Sequence[Grant]) -> None:
         await self._call("grant", grants)
 
+    async def cancel(self, groups: Sequence[int]) -> None:
+        await self._call("cancel", groups)
+
     async def update_weights(self, version: int, handle: Any) -> None:
         await self._call("update_weights", version, handle, timeout_s=self._publish_timeout_s)
 

@@ -14,6 +14,7 @@ FEW_LIVE = "few_live"
 NAN_REWARD = "nan_reward"
 NO_TOKENS = "no_trainable_tokens"
 OVER_BUDGET = "over_budget"
+CANCELLED = "cancelled_stale"
 RUN_ENDED = "run_ended"
 
 

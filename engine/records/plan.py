@@ -1,6 +1,6 @@
 """The driver's packing: for each data-parallel rank, an equal number of micro-batches of keys."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -8,24 +8,34 @@ class MicroBatch:
     """Keys that go through the model together, and their tokens.
 
     A filler runs forward and backward like any other, on a row of the batch, with weight zero:
-    it keeps collectives in step and adds nothing to loss, counts or metrics.
+    it keeps collectives in step and adds nothing to loss, counts or metrics. `cost` is the
+    planner's prediction, in the units of its cost function.
     """
 
     keys: tuple[str, ...]
     tokens: int
     filler: bool = False
+    cost: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Micro-batches by rank. Invariant: every rank has the same number of them."""
+    """Micro-batches by rank. Invariant: in `lockstep`, every rank has the same number of them.
+
+    A forward-only plan may do without lockstep. `updates` says how many of every rank's micro-batches,
+    in order, make up each optimizer update; empty: all of them are one.
+    """
 
     ranks: tuple[tuple[MicroBatch, ...], ...]
+    lockstep: bool = True
+    updates: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         counts = {len(rank) for rank in self.ranks}
-        if len(counts) > 1:
+        if self.lockstep and len(counts) > 1:
             raise ValueError(f"ranks differ in micro-batches: {[len(rank) for rank in self.ranks]}")
+        if self.updates and counts != {sum(self.updates)}:
+            raise ValueError(f"updates of {list(self.updates)} micro-batches; the ranks have {sorted(counts)}")
 
     @property
     def keys(self) -> frozenset[str]:

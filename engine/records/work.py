@@ -8,7 +8,7 @@ from asyncrl.engine.records.plan import MicroBatch
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
-    """One rank's part of a plan; `advantages` and `prompt_tokens` by key.
+    """One rank's part of a plan; by key its advantage, prompt tokens, and leading response tokens withheld.
 
     `total_tokens` is the number of trained tokens over all ranks, by which the loss is divided.
     """
@@ -17,6 +17,7 @@ class RankWork:
     micro_batches: tuple[MicroBatch, ...]
     advantages: Mapping[str, float]
     prompt_tokens: Mapping[str, int]
+    withheld: Mapping[str, int]
     total_tokens: int
 
 

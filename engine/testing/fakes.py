@@ -137,7 +137,7 @@ class FakeRank:
         self.fail(work.step)
         self.trained.append((work.step, tuple(keys)))
         self.steps = work.step
-        tokens = sum(len(values) for values in columns[LOGPROBS])
+        tokens = sum(len(v) - work.withheld[key] for key, v in zip(keys, columns[LOGPROBS], strict=True))
         return RankResult(0.0, float(tokens), 0, 0.0, tokens, 1.0)
 
     async def warm_up(

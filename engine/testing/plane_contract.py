@@ -298,7 +298,7 @@ async def clearing_twice_is_clearing_once(plane: DataPlane) -> None:
     for _ in range(2):
         await plane.clear("twice", groups[0].keys)
         assert sorted(await plane.keys("twice")) == sorted((*groups[1].keys, *groups[2].keys))
-    await plane.clear("twice", ["missing", "v9_p9_g9", "v0_p1_g7", *groups[1].keys, *groups[0].keys])
+    await plane.clear("twice", ["missing", "v9_p9_g9", "v0_p2_g7", *groups[1].keys, *groups[0].keys])
     assert sorted(await plane.keys("twice")) == sorted(groups[2].keys)
     await plane.clear("twice", [])
     assert rows_of(await claim_groups(plane, "twice")) == ["v0_p2"]

@@ -90,7 +90,7 @@ def test_thirty_batches_leave_a_whole_summary(train: Train, tmp_path: Path) -> N
     ages = {int(age): count for age, count in summary["trained_age_histogram"].items()}
     assert sum(ages.values()) == summary["ledger"]["trained"]
     assert max(ages) == summary["trained_age_max"] <= 2
-    assert 0 < summary["trained_age_max"]
+    assert summary["trained_age_max"] > 0
     assert 0 < summary["seconds_to_first_step"] < summary["seconds_total"] < 100
     assert all(json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines())
     assert "trained ages (versions: samples)" in done.stdout
@@ -131,19 +131,20 @@ def test_a_filter_of_the_users_works_by_name(train: Train, tmp_path: Path) -> No
         "from asyncrl.filters import BaseRolloutFilter, drop, keep\n"
         "class ShortOnly(BaseRolloutFilter):\n"
         "    def judge(self, group, context):\n"
-        "        return keep() if sum(group.lengths) < 30 else drop('long')\n",
+        "        return keep() if sum(group.lengths) < 32 else drop('long')\n",
         encoding="utf-8",
     )
     done = train("--set", "run.batches=10", "--set", "filters=[{name: staleness}]", "--filter", "my_filter:ShortOnly")
     assert done.returncode == 0, done.stderr
     summary = summary_of(tmp_path)
-    assert summary["ledger"]["dropped"]["long"] > 0
+    (reason,) = (reason for reason in summary["ledger"]["dropped"] if reason.endswith("long"))
+    assert summary["ledger"]["dropped"][reason] > 0
     assert summary["ledger"]["trained"] > 0
-    by = {event["by"] for event in events_of(tmp_path, "judged") if event["dropped"] == "long"}
+    by = {event["by"] for event in events_of(tmp_path, "judged") if event["dropped"] == reason}
     assert by == {"ShortOnly"}
-    long = {e["group"] for e in events_of(tmp_path, "put") if sum(e["tags"]["response_tokens"]) >= 30}
+    long = {e["group"] for e in events_of(tmp_path, "put") if sum(e["tags"]["response_tokens"]) >= 32}
     judged = events_of(tmp_path, "judged")
-    assert all((event["group"] in long) == (event["dropped"] == "long") for event in judged)
+    assert all((event["group"] in long) == (event["dropped"] == reason) for event in judged)
     check_ledger(summary["ledger"])
 
 
@@ -243,15 +244,6 @@ def test_bad_input_is_code_2_and_makes_no_folder(train: Train, tmp_path: Path) -
     assert done.returncode == 2
     assert "did you mean rollout.max_staleness?" in done.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_a_second_run_in_the_same_folder_is_refused(train: Train, tmp_path: Path) -> None:
-    assert train("--steps", "1").returncode == 0
-    before = (tmp_path / "out" / "events.jsonl").read_bytes()
-    done = train("--steps", "1")
-    assert done.returncode == 2
-    assert "holds a run already" in done.stderr
-    assert (tmp_path / "out" / "events.jsonl").read_bytes() == before
 
 
 def test_the_data_may_end_before_the_limit(train: Train, tmp_path: Path) -> None:

@@ -163,9 +163,13 @@ def test_an_extra_asks_for_what_its_python_can_have(
 
 
 def resolve(*requirements: str, python: str, deps: bool, target: Path) -> list[tuple[str, str]]:
-    """Let pip resolve without installing; return names and versions."""
+    """Let pip resolve without installing; return names and versions.
+
+    Without dependencies, for any Python, pip checks a distribution's own bound against the wrong one.
+    """
     report = pip(
         *("install", "--dry-run", "--quiet", "--ignore-installed", "--report", "-", "--only-binary", ":all:"),
+        *(() if deps else ("--ignore-requires-python",)),
         *("--python-version", python, "--target", str(target), *(() if deps else ("--no-deps",))),
         *requirements,
     )

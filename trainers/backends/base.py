@@ -13,6 +13,7 @@ from asyncrl.engine.weights.base import State
 class Rows:
     """A micro-batch of B samples: ids (L_i), behaviour log-probabilities (response_i), advantages.
 
+    The first `withheld` tokens of a response are context alone: too old to be trained on.
     A filler's rows go through the model and add nothing.
     """
 
@@ -20,6 +21,7 @@ class Rows:
     logprobs: Sequence[torch.Tensor]
     prompt_tokens: Sequence[int]
     advantages: Sequence[float]
+    withheld: Sequence[int]
     filler: bool
 
 

@@ -51,7 +51,7 @@ class TorchBackend:
             at = slice(prompt - 1, prompt - 1 + sampled.shape[0])
             behaviour[i, at] = sampled.to(behaviour.dtype)
             advantages[i, at] = rows.advantages[i]
-            mask[i, at] = not rows.filler
+            mask[i, at.start + rows.withheld[i] : at.stop] = not rows.filler
         sums = policy_loss_sums(logprobs, behaviour, advantages, mask, self._clip)
         loss = sums.loss / max(total_tokens, 1)
         loss.backward()  # type: ignore[no-untyped-call]

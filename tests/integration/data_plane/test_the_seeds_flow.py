@@ -82,7 +82,7 @@ async def _collect(collector: Any, groups: Groups) -> Any:
         await collector.call.remote("update_weights", version, {})
         grants = [Grant(n, Prompt(n % 4, f"{n % 4}>"), SIZE, 0) for n in numbers]
         for grant in grants:
-            groups.dispatch(grant, "collector")
+            groups.dispatch(grant, "collector", served=version)
         await collector.call.remote("grant", grants)
         last = 0
         with anyio.fail_after(30):

@@ -110,6 +110,7 @@ def summary_of(events: list[AnyEvent], keys_left: int | None = 0) -> dict[str, A
         started_wall=100.0,
         ended_wall=130.5,
         data_plane_keys_left=keys_left,
+        bias_warning=0.9,
     )
 
 
@@ -139,7 +140,7 @@ def test_the_summary_has_its_stable_keys() -> None:
         "exit": {"code": 0, "reason": "step limit reached"},
     }
     assert {key: summary[key] for key in promised} == promised
-    assert set(summary) - set(promised) <= {"batches", "trained_tokens", "generated_tokens"}
+    assert set(summary) - set(promised) <= {"batches", "trained_tokens", "generated_tokens", "length_bias"}
 
 
 def test_a_run_without_a_step_has_nulls_and_no_nan() -> None:

@@ -59,6 +59,7 @@ def test_a_checkpoint_generates_and_trains_on_policy(checkpoint: Path, running: 
                 [torch.tensor(c.logprobs) for c in group],
                 [len(prompt)] * 8,
                 [1.0, -1.0] * 4,
+                [0] * 8,
                 filler=False,
             )
             sums = backend.accumulate(rows, 1)

@@ -81,7 +81,7 @@ def at_desk(
             generator=used,
             task=task or FakeTask(),
             tokenizer=CharTokenizer(),
-            plane=FaultyPlane(plane, {"put": before_put} if before_put else {}),  # type: ignore[arg-type]
+            plane=FaultyPlane(plane, {"put": before_put} if before_put else {}),
             partition="train",
             transport=InProcess(),
             offload=in_place,

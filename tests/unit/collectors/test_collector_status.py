@@ -71,13 +71,13 @@ def test_status_answers_in_under_half_a_second_while_a_reward_blocks_and_other_g
             await collector.grant([Grant(group, prompt, 2, 0) for group, prompt in enumerate(task.prompts())])
             while len(arrived) < 2:
                 asked = time.monotonic()
-                status = await collector.status()
+                await collector.status()
                 await anyio.sleep(0.05)
                 answers.append(time.monotonic() - asked)
-                assert status["in_flight"] == 2 - len(arrived) or len(arrived) == 2
             await collector.stop()
         assert max(answers) < 0.5
         assert len(answers) > 10
-        assert arrived[1] < 1.0 < 1.9 < arrived[0]
+        assert arrived[1] < 1.0
+        assert arrived[0] > 1.9
 
     anyio.run(main)

@@ -10,7 +10,7 @@ from asyncrl.engine.versions import Versions
 
 def advanced(versions: Versions, steps: int) -> Versions:
     for _ in range(steps):
-        versions.begin_step()
+        versions.hand_over()
         versions.advance()
     return versions
 
@@ -26,7 +26,7 @@ def test_published_is_what_every_generator_has_acknowledged() -> None:
 def test_a_batch_assembled_during_a_step_is_trained_at_the_next_version() -> None:
     versions = Versions(["a"])
     assert versions.next_batch == 0
-    versions.begin_step()
+    versions.hand_over()
     assert versions.next_batch == 1
     versions.advance()
     assert (versions.trainer, versions.next_batch) == (1, 1)

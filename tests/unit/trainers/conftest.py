@@ -51,12 +51,16 @@ class CausalMean(nn.Module):
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample; `gap` is how far the policy's log-probabilities are above the behaviour's."""
+    """One sample; `gap` is how far the policy's log-probabilities are above the behaviour's.
+
+    The first `withheld` tokens of the response are too old to be trained on.
+    """
 
     ids: tuple[int, ...]
     prompt: int
     advantage: float
     gap: float = 0.0
+    withheld: int = 0
 
 
 @dataclass
@@ -153,7 +157,8 @@ def train_samples(
                 micro_batches=planned.ranks[rank],
                 advantages={key: sample.advantage for key, sample in zip(keys, samples, strict=True)},
                 prompt_tokens={key: sample.prompt for key, sample in zip(keys, samples, strict=True)},
-                total_tokens=sum(len(sample.ids) - sample.prompt for sample in samples),
+                withheld={key: sample.withheld for key, sample in zip(keys, samples, strict=True)},
+                total_tokens=sum(len(sample.ids) - sample.prompt - sample.withheld for sample in samples),
             )
             results[rank] = await members[rank].train(work)
 

@@ -73,6 +73,22 @@ def test_loss_and_metrics_equal_a_plain_loop_over_tokens(
     assert found["kl_sum"] == pytest.approx(sum(p[3] for p in parts), rel=1e-12)
 
 
+def test_withheld_tokens_are_context_alone(
+    causal_mean: Any, varied: Any, train_step: Any, logprobs_of: Any, per_token: Any
+) -> None:
+    """Invariant 3, mode `tokens`: the leading tokens add nothing to the loss, the counts or the mean."""
+    samples = [dataclasses.replace(sample, withheld=i % 3 * (len(sample.ids) > 5)) for i, sample in enumerate(varied)]
+    outcome = train_step(causal_mean, samples, ranks=2, budget=12)
+    parts = [
+        per_token(logprob, logprob - sample.gap, sample.advantage, CLIP)
+        for sample in samples
+        for logprob in logprobs_of(causal_mean, sample).tolist()[sample.withheld :]
+    ]
+    found = sums(outcome)
+    assert 0 < found["tokens"] == len(parts) < sum(len(sample.ids) - sample.prompt for sample in samples)
+    assert found["loss"] == pytest.approx(sum(p[0] for p in parts) / len(parts), abs=1e-12)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("budget", [10, 17, 1000])
 def test_nothing_depends_on_ranks_or_micro_batches(

@@ -74,7 +74,7 @@ def test_a_filler_runs_and_adds_nothing(causal_mean: Any, make_backend: Make) ->
     """It goes through the model, so that collectives stay in step, even with a poisoned row."""
     calls: list[int] = []
     causal_mean.register_forward_hook(lambda *_: calls.append(1))
-    rows = Rows([torch.tensor([1, 2, 3])], [torch.tensor([float("-inf"), -1.0])], [1], [5.0], filler=True)
+    rows = Rows([torch.tensor([1, 2, 3])], [torch.tensor([float("-inf"), -1.0])], [1], [5.0], [0], filler=True)
     backend = make_backend(causal_mean)
     sums = backend.accumulate(rows, 10)
     assert (sums.loss, sums.ratio, sums.clipped, sums.kl, sums.tokens) == (0, 0, 0, 0, 0)
@@ -117,11 +117,12 @@ def test_the_trainer_agrees_with_the_generator_on_every_token(make_backend: Make
         [torch.tensor(completion.logprobs) for _, completion in samples],
         [len(prompt) for prompt, _ in samples],
         [1.0] * len(samples),
+        [0] * len(samples),
         filler=False,
     )
     # One sample at a time, so that errors of both signs cannot cancel over a batch: KL's k3 is gap² / 2.
     for i in range(len(samples)):
-        row = Rows([rows.tokens[i]], [rows.logprobs[i]], [rows.prompt_tokens[i]], [1.0], filler=False)
+        row = Rows([rows.tokens[i]], [rows.logprobs[i]], [rows.prompt_tokens[i]], [1.0], [0], filler=False)
         alone = make_backend(model, temperature=temperature).accumulate(row, 1)
         assert alone.ratio / alone.tokens == pytest.approx(1.0, abs=1e-5)
     sums = make_backend(model, temperature=temperature).accumulate(rows, 1)

@@ -226,7 +226,7 @@ def test_a_run_that_trained_no_step_exits_1(config: dict[str, Any], task: FakeTa
 @pytest.mark.parametrize("epochs", [0, -1])
 def test_zero_epochs_are_a_configuration_error(epochs: int) -> None:
     """J2."""
-    with pytest.raises(ConfigError, match="task.epochs"):
+    with pytest.raises(ConfigError, match=r"task\.epochs"):
         simulated_config(task__epochs=epochs)
 
 

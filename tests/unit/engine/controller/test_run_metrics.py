@@ -22,6 +22,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         started_wall=0.0,
         ended_wall=outcome.seconds,
         data_plane_keys_left=len(outcome.keys_left),
+        bias_warning=0.9,
     )
 
 
@@ -85,11 +86,11 @@ def test_a_run_without_a_single_finite_reward_says_null() -> None:
     json.dumps(said, allow_nan=False)
 
 
-@pytest.mark.parametrize("large", [1e308, -1e308, 1.7e308])
+@pytest.mark.parametrize("large", [1e308, -1.7e308])
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
 def test_rewards_near_the_largest_float_do_not_end_the_run_nor_become_infinite(large: float, baseline: str) -> None:
     """Invariant 10: whatever the rewards."""
-    task = FakeTask.in_order(lambda group, index: large if index else 0.0)
+    task = FakeTask.in_order(lambda group, index: (0.0, 1.0, large, large)[index])
     config = simulated_config(run__steps=2, rollout__max_staleness=0, trainer__advantage_baseline=baseline)
     outcome = simulate(config, task=task)
     assert outcome.ending.code == 0

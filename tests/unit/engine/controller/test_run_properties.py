@@ -134,12 +134,17 @@ SCHEDULES = st.builds(
 )
 
 
-def quick(examples: int) -> Any:
-    return settings(deadline=None, max_examples=examples)
-
-
 def plain(events: list[AnyEvent]) -> list[AnyEvent]:
     return [msgspec.structs.replace(event, wall=0.0) for event in events]
+
+
+def numbers(value: Any) -> list[float]:
+    """Collect every number in plain data."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [n for item in value for n in numbers(item)]
+    return [float(value)] if isinstance(value, int | float) else []
 
 
 def live(outcome: Outcome, group: int) -> int:
@@ -148,7 +153,7 @@ def live(outcome: Outcome, group: int) -> int:
     return sum(status != "failed" and reward is not None and math.isfinite(reward) for status, reward in pairs)
 
 
-@quick(120)
+@settings(deadline=None, max_examples=70)
 @given(SCHEDULES)
 def test_every_schedule_ends_in_bounded_time_with_everything_accounted_for(schedule: Schedule) -> None:
     """Invariants 1, 8 and 9: conservation at every event, versions, an ending with a known cause, no keys."""
@@ -164,7 +169,7 @@ def test_every_schedule_ends_in_bounded_time_with_everything_accounted_for(sched
         assert outcome.ending.reason.startswith(known), outcome.ending.reason
 
 
-@quick(120)
+@settings(deadline=None, max_examples=70)
 @given(SCHEDULES)
 def test_no_schedule_trains_a_sample_over_the_bound_or_dispatches_over_the_limit(schedule: Schedule) -> None:
     """Invariant 3, run-ahead and publish lag, worked out from the events."""
@@ -177,7 +182,7 @@ def test_no_schedule_trains_a_sample_over_the_bound_or_dispatches_over_the_limit
     assert {age: audit.ages.count(age) for age in set(audit.ages)} == dict(outcome.progress.ages)
 
 
-@quick(100)
+@settings(deadline=None, max_examples=60)
 @given(SCHEDULES)
 def test_no_schedule_splits_a_group_or_trains_one_with_too_few_live_samples(schedule: Schedule) -> None:
     """Invariant 4: what a step trains is every live sample of its groups, and each group at least two."""
@@ -194,7 +199,7 @@ def test_no_schedule_splits_a_group_or_trains_one_with_too_few_live_samples(sche
             assert {fate.partition(":")[0] for fate in fates} <= {"trained", "masked", "failed"}
 
 
-@quick(100)
+@settings(deadline=None, max_examples=60)
 @given(SCHEDULES)
 def test_no_schedule_puts_a_nan_into_a_metric_or_the_summary(schedule: Schedule) -> None:
     """Invariant 10."""
@@ -206,13 +211,13 @@ def test_no_schedule_puts_a_nan_into_a_metric_or_the_summary(schedule: Schedule)
         started_wall=0.0,
         ended_wall=outcome.seconds,
         data_plane_keys_left=0,
+        bias_warning=0.9,
     )
-    strict = msgspec.json.Decoder()
-    for value in [said, *(msgspec.to_builtins(event) for event in outcome.events)]:
-        assert strict.decode(msgspec.json.encode(value)) == value
+    assert all(map(math.isfinite, numbers(said)))
+    assert all(math.isfinite(n) for event in outcome.events for n in numbers(msgspec.to_builtins(event)))
 
 
-@quick(60)
+@settings(deadline=None, max_examples=30)
 @given(SCHEDULES)
 def test_one_schedule_gives_one_sequence_of_events(schedule: Schedule) -> None:
     """One order for one seed, to the last event."""
@@ -232,7 +237,7 @@ def test_the_same_seed_gives_identical_events_and_another_seed_does_not(stalenes
     assert run(1) != run(2)
 
 
-@quick(60)
+@settings(deadline=None, max_examples=40)
 @given(SCHEDULES)
 def test_at_staleness_zero_every_age_is_zero(schedule: Schedule) -> None:
     """Invariant 11's first half: synchronous, whatever the times and faults."""

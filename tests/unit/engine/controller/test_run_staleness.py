@@ -1,18 +1,17 @@
 """Ages and stamps of whole runs in virtual time; the cases A of staleness accounting."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import anyio
 import pytest
 
+from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.engine.controller import Controller
 from asyncrl.engine.errors import TagError
 from asyncrl.engine.events.types import Dispatched, Judged, Put, StepStarted
 from asyncrl.engine.testing.fakes import FakeGenerator, fake_group
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
-
-Reached = Callable[[Controller], Any]
 
 
 def slow_first(seconds: float) -> Callable[[int], float]:
@@ -54,21 +53,34 @@ def test_a_group_waits_too_long_and_is_dropped_once_as_stale_with_its_key_cleare
     assert outcome.audit.faults == []
 
 
-def test_the_stamp_is_the_version_at_dispatch_though_newer_weights_were_loaded_meanwhile() -> None:
-    """A2: group 0 is in the generator while versions pass by; its key and tag keep version 0."""
-    config = simulated_config(rollout__max_staleness=3, run__steps=6)
-    outcome = simulate(config, generators=[FakeGenerator(seconds=slow_first(2.5))])
+class LoadsWhileGenerating(FakeGenerator):
+    """Tokens carry the version in force at the end of the call: all were made after a load."""
+
+    async def generate(self, request: GroupRequest) -> Sequence[Completion]:
+        completions = await FakeGenerator.generate(self, request)
+        return [replace(c, spans=((self.version, 0, len(c.token_ids)),)) for c in completions]
+
+
+@pytest.mark.parametrize(("staleness", "fate"), [(1, "dropped:stale"), (3, "trained")])
+def test_the_stamp_is_the_version_at_dispatch_though_newer_weights_were_loaded_meanwhile(
+    staleness: int, fate: str
+) -> None:
+    """A2, A7: group 0 is in the generator while versions pass by; it is judged by version 0, not by its newest."""
+    config = simulated_config(rollout__max_staleness=staleness, rollout__max_publish_lag=1, run__steps=8)
+    outcome = simulate(config, generators=[LoadsWhileGenerating(seconds=slow_first(2.5))])
     [put] = [event for event in outcome.of(Put) if event.group == 0]
-    assert put.tags["version"] == 0
-    assert put.keys[0] == "v0_p0_g0"
+    assert (put.tags["version"], put.keys[0]) == (0, "v0_p0_g0")
+    assert put.tags["end_version"] >= 1
     [judged] = [event for event in outcome.of(Judged) if event.group == 0]
     assert judged.age >= 2
-    assert judged.dropped is None
+    assert outcome.audit.fates[0] == [fate] * 4
 
 
 def test_the_version_counts_training_batches_and_not_prompts() -> None:
     """A3: a step's groups carry the served version however many prompts were fed."""
-    config = simulated_config(rollout__groups_per_step=70, rollout__max_staleness=2, run__steps=2, task__epochs=None)
+    config = simulated_config(
+        rollout__groups_per_step=70, rollout__group_size=2, rollout__max_staleness=2, run__steps=2, task__epochs=None
+    )
     outcome = simulate(config, rank_seconds=lambda step: 100.0)
     stamps = [event.tags["version"] for event in outcome.of(Put)]
     assert stamps[:210] == [0] * 210

@@ -37,9 +37,9 @@ def test_dropping_a_during_the_slow_drop_of_b_leaves_c_and_d() -> None:
         await put_groups(inner, "p", metas)
         ledger = Ledger()
         log = EventLog(clock=virtual_clock, wall=virtual_clock, folds=[ledger])
-        groups = Groups(plane=plane, partition="p", consumer=TRAINER, log=log, run_ahead=RunAhead(4))  # type: ignore[arg-type]
+        groups = Groups(plane=plane, partition="p", consumer=TRAINER, log=log, run_ahead=RunAhead(4))
         for meta in metas:
-            groups.dispatch(Grant(meta.group, Prompt(0, "x"), meta.size, 0), "collector")
+            groups.dispatch(Grant(meta.group, Prompt(0, "x"), meta.size, 0), "collector", served=0)
         claim = await claim_groups(inner, "p")
         groups.claim(claim)
         a, b, c, d = claim.groups

@@ -146,10 +146,12 @@ SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), 
 def same(one: object, other: object) -> bool:
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(same, one, other))
-    return type(one) is type(other) and (one == other or (one != one and other != other))
+    if isinstance(one, float) and isinstance(other, float) and math.isnan(one):
+        return math.isnan(other)
+    return type(one) is type(other) and one == other
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(st.dictionaries(st.text(), st.one_of(SCALARS, st.lists(SCALARS))))
 def test_any_tag_value_comes_back_with_its_type(tags: dict[str, object]) -> None:
     back = unwritten(msgspec.json.decode(msgspec.json.encode(written(tags))))
