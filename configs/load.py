@@ -51,10 +51,15 @@ def parse_set(text: str) -> Override:
     path, equals, value = text.partition("=")
     if not equals or not path.strip():
         raise ConfigError(f"--set {text}: write it as section.key=value")
+    return Override(path.strip(), parse_value(value, f"--set {text}"), f"--set {text}")
+
+
+def parse_value(text: str, source: str) -> Any:
+    """Read one value as YAML; ConfigError naming `source` if it is none."""
     try:
-        return Override(path.strip(), read_yaml(value), f"--set {text}")
+        return read_yaml(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"--set {text}: the value is not YAML: {error}") from error
+        raise ConfigError(f"{source}: the value is not YAML: {error}") from error
 
 
 def load(name_or_file: str = DEFAULT_PRESET, overrides: Sequence[Override] = (), filters: Sequence[str] = ()) -> Loaded:

@@ -2,9 +2,11 @@
 
 Pure functions over arrays. A deal gives every rank a bin a round, the costliest to the lightest
 rank; then ranks are paired, heaviest with lightest, and each pair swaps two bins, or two samples,
-that bring it closest together, all pairs at once, as long as that gains something.
+that bring it closest together, all pairs at once, as long as that gains something. Few things get
+stuck before they are even: those are kicked (some swaps at random, by a fixed seed) and tried again.
 """
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +20,13 @@ CLOSE_BY_BINS = 1e-3
 """Stop swapping whole bins, if samples can be swapped afterwards."""
 NEAR = np.arange(-4, 4)
 """Partners that a thing is tried against: the eight whose costs are closest to what would make a pair equal."""
+FEW = 256
+"""As many things, or fewer, are kicked."""
+KICKS = 4096
+"""Kicks times things, at most."""
+SWAPS_A_KICK = 4
+EVEN = 5e-4
+"""No kicks for ranks this even."""
 LOOKED_AT = 1024
 """Things of heavy ranks that one round looks at."""
 
@@ -56,7 +65,9 @@ def swap_bins(rank: Ints, costs: Floats, *, ranks: int, close: float = CLOSE, ro
     nothing = np.zeros(len(rank), np.int64)
     things = Things(rank.copy(), costs, nothing, nothing, np.zeros(1, np.int64), np.zeros(1, np.int64), len(rank))
     loads = np.bincount(rank, weights=costs, minlength=ranks)
-    _even_out(things, loads, bins=None, close=close, rounds=rounds)
+    if rounds is None:
+        return _search(things, loads, bins=None).rank
+    _even_out(things, loads, bins=None, enough=loads.mean() * (1 + close), rounds=rounds)
     return things.rank
 
 
@@ -72,14 +83,58 @@ def swap_samples(bins: Ints, rank: Ints, *, sizes: Ints, costs: Floats, capacity
         members=np.bincount(bins, minlength=len(rank)),
         real=len(bins),
     )
-    _even_out(things, loads.copy(), bins=np.argsort(rank, kind="stable").reshape(ranks, -1), close=CLOSE)
-    return things.bin[: things.real]
+    bins_of = np.argsort(rank, kind="stable").reshape(ranks, -1)
+    return _search(things, loads.copy(), bins=bins_of).bin[: things.real]
+
+
+def level(bins: Ints, sizes: Ints, *, count: int, capacity: int) -> Ints | None:
+    """Swap and move samples between bins until none is over capacity; None if that does not succeed."""
+    none, each = np.zeros(count, np.int64), np.arange(count)
+    home = np.concatenate([bins, each])
+    things = Things(
+        rank=home.copy(),
+        cost=np.concatenate([sizes, none]).astype(np.float64),
+        size=np.zeros(len(home), np.int64),
+        bin=home,
+        room=none,
+        members=np.bincount(bins, minlength=count),
+        real=len(bins),
+    )
+    loads = np.bincount(bins, weights=sizes, minlength=count)
+    found = _search(things, loads, bins=each[:, None], enough=float(capacity)).bin[: len(bins)]
+    return found if np.bincount(found, weights=sizes).max() <= capacity else None
+
+
+def _search(things: Things, loads: Floats, *, bins: Ints | None, enough: float | None = None) -> Things:
+    """Even out, and if that ends too early and the things are few, kick and try again; returns the best."""
+    close = even = enough
+    if close is None or even is None:
+        close, even = loads.mean() * (1 + CLOSE), max(loads.mean() * (1 + EVEN), float(things.cost.max()))
+    _even_out(things, loads, bins=bins, enough=close)
+    random = np.random.default_rng(0)
+    for _ in range(min(96, KICKS // things.real) if things.real <= FEW and len(loads) > 1 else 0):
+        if loads.max() <= even:
+            break
+        other, other_loads = copy.deepcopy(things), loads.copy()
+        for _ in range(SWAPS_A_KICK):
+            x, y = random.integers(things.real, size=(2, 1))
+            if other.rank[x] != other.rank[y] and _fits(other, x, y):
+                _swap(other, x, y, other_loads)
+        _even_out(other, other_loads, bins=bins, enough=close)
+        if other_loads.max() < loads.max():
+            things, loads = other, other_loads
+    return things
+
+
+def _fits(things: Things, x: Ints, y: Ints) -> bool:
+    grows = things.size[x] - things.size[y]
+    return bool((grows <= things.room[things.bin[y]]) & (-grows <= things.room[things.bin[x]]))
 
 
 def _even_out(
-    things: Things, loads: Floats, *, bins: Ints | None, close: float, rounds: int | None = None
+    things: Things, loads: Floats, *, bins: Ints | None, enough: float, rounds: int | None = None
 ) -> None:
-    """Swap in place until the ranks are close, the heaviest gains with no other, or the rounds are over.
+    """Swap in place until no rank costs more than `enough`, the heaviest gains with no other, or the rounds are over.
 
     Without `rounds`, there are more of them for few things than for many. `bins` are those of each rank.
     """
@@ -88,7 +143,7 @@ def _even_out(
     by_cost = np.argsort(things.cost, kind="stable")
     stuck = 0
     for turn in range(rounds or max(12, min(96, 8192 // len(by_cost)))):
-        if stuck >= 2 * half or loads.max() <= mean * (1 + close):
+        if stuck >= 2 * half or loads.max() <= enough:
             return
         if bins is not None:
             things.bin[things.real :] = bins[np.arange(ranks), things.room[bins].argmax(1)]

@@ -11,9 +11,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from asyncrl.trainers.dealing import Ints, level
+
+FEW = 2048
+"""As many samples, or fewer, are swapped between bins where no fit works."""
 LEVELLED = (1.0, 0.6, 0.3, 0.0)
 """Shares of the samples, from the largest, that worst fit places before best fit places the rest."""
 
@@ -28,6 +30,10 @@ def pack(sizes: Ints, *, capacity: int, multiple: int) -> tuple[Ints, int]:
     while True:
         for share in LEVELLED:
             bins = _pack_into(sizes, count, capacity=capacity, levelled=round(share * len(sizes)))
+            if bins is not None:
+                return bins, count
+        if len(sizes) <= FEW:
+            bins = level(_level(sizes, count)[0], sizes, count=count, capacity=capacity)
             if bins is not None:
                 return bins, count
         count += multiple

@@ -5,6 +5,7 @@ batches, so a completion is of one version. Randomness is a function of the samp
 sample i takes its t-th token where its t-th uniform number falls in the cumulated distribution.
 """
 
+import inspect
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -56,6 +57,9 @@ class TorchGenerator:
         offload: Offload[Any],
     ) -> None:
         self._model = model
+        # transformers renames it between versions, and models differ in the order of their arguments.
+        known = inspect.signature(model.forward).parameters
+        self._cache_keyword = "cache" if "cache" in known else "past_key_values"
         self._eos_id = eos_id
         self._pad_id = pad_id
         self._decode_samples = decode_samples
@@ -179,8 +183,14 @@ class TorchGenerator:
         tokens, logprobs = [], []
         last_allowed = torch.from_numpy(limits) - 1
         for step in range(steps):
-            # The cache goes by position: transformers renames its keyword between versions.
-            logits = self._model(ids, mask, positions, cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+            logits = self._model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                use_cache=True,
+                logits_to_keep=1,
+                **{self._cache_keyword: cache},
+            ).logits[:, -1]
             chosen = _sample(logits, draws[:, step], temperature)
             tokens.append(torch.where(open_rows, chosen, -1))
             logprobs.append(token_logprobs(logits, chosen, temperature))

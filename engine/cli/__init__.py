@@ -7,6 +7,7 @@ import typer
 from asyncrl import __version__
 from asyncrl.engine.cli.config import show_config
 from asyncrl.engine.cli.doctor import doctor
+from asyncrl.engine.cli.filters import app as filters_app
 from asyncrl.engine.cli.train import train
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
 app.command("train")(train)
 app.command("config")(show_config)
 app.command("doctor")(doctor)
+app.add_typer(filters_app, name="filters")
 
 
 def _version(value: bool) -> None:

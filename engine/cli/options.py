@@ -3,11 +3,11 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
-from asyncrl.configs import Loaded, Override, load, parse_set, preset_names
+from asyncrl.configs import Loaded, Override, load, parse_set, parse_value, preset_names
 from asyncrl.engine.errors import ConfigError
 
 ConfigOption = Annotated[str, typer.Option("--config", help=f"A preset ({', '.join(preset_names())}) or a YAML file.")]
@@ -18,23 +18,35 @@ FilterOption = Annotated[
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Set any value: section.key=value (repeatable).")]
 
 
+_TEXT = ("run.directory", "run.runtime")
+
+
 def resolve(
-    config: str, options: Sequence[tuple[str, str, Any]], filters: Sequence[str], sets: Sequence[str]
+    config: str, options: Sequence[tuple[str, str, str | None]], filters: Sequence[str], sets: Sequence[str]
 ) -> Loaded:
     """Load a configuration; `options` are (option, path, value), unset where the value is None.
 
     Ends the process with code 2 and a message for whatever is wrong.
     """
-    # A console script does not have the user's folder on its path. Last, so that it shadows nothing.
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
+    see_user_folder()
     try:
-        overrides = [Override(path, value, option) for option, path, value in options if value is not None]
+        # Values stay text until the schema has its say: one message, with the range, for every kind of mistake.
+        overrides = [
+            Override(path, value if path in _TEXT else parse_value(value, option), option)
+            for option, path, value in options
+            if value is not None
+        ]
         loaded = load(config, [*overrides, *map(parse_set, sets)], filters)
         check_runnable(loaded)
     except ConfigError as error:
         fail(str(error))
     return loaded
+
+
+def see_user_folder() -> None:
+    """Make modules of the user's folder importable; a console script does not. Last, so it shadows nothing."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
 
 
 def check_runnable(loaded: Loaded) -> None:

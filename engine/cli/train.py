@@ -10,7 +10,7 @@ import uuid
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 def train(
     config: ConfigOption = "default",
     max_staleness: Annotated[
-        int | None, typer.Option(help="Largest age, in weight versions, of any token trained on; 0 is synchronous.")
+        str | None,
+        typer.Option(metavar="N", help="Largest age, in weight versions, of any token trained on; 0 is synchronous."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="End after this many training steps.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of weights, prompt order and sampling.")] = None,
+    steps: Annotated[str | None, typer.Option(metavar="N", help="End after this many training steps.")] = None,
+    seed: Annotated[str | None, typer.Option(metavar="N", help="Seed of weights, prompt order and sampling.")] = None,
     run_dir: Annotated[str | None, typer.Option(help="Folder for event log, logs and summary.")] = None,
     runtime: Annotated[
-        Literal["ray", "local"] | None, typer.Option(help="Actors on Ray, or all in this process.")
+        str | None, typer.Option(metavar="ray|local", help="Actors on Ray, or all in this process.")
     ] = None,
     filter_: FilterOption = None,
     set_: SetOption = None,

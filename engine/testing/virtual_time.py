@@ -9,11 +9,12 @@ import math
 import selectors
 from collections.abc import Awaitable, Callable
 from contextvars import Context
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 import anyio
 
 Result = TypeVar("Result")
+Args = TypeVarTuple("Args")
 
 
 class Stalled(RuntimeError):
@@ -43,7 +44,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._jump.now
 
     def call_at(
-        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self, when: float, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Set a timer; one at infinity (anyio's `sleep_forever`) is none, or no stall could be told."""
         if math.isinf(when):

@@ -30,7 +30,8 @@ class FixedLogits(nn.Module):
         self.config = LlamaConfig(num_hidden_layers=1)
         self.batches: list[int] = []
 
-    def forward(self, ids: torch.Tensor, *_: Any, **__: Any) -> Any:
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
+        ids = input_ids
         if (ids == POISON).any():
             raise RuntimeError("poisoned prompt")
         self.batches.append(ids.shape[0])

@@ -100,6 +100,25 @@ def test_log_probabilities_are_those_of_teacher_forcing(running: Any, llama: Any
             assert list(completion.logprobs) == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_model_with_learned_positions_decodes_as_it_would_alone(running: Any) -> None:
+    """Its arguments come in another order, and unlike rotary ones its positions must start after the padding."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(6)
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_embd=16, n_layer=2, n_head=2, n_positions=64)).eval()
+        torch.nn.init.normal_(model.transformer.wpe.weight)
+    requests = [request((5,), range(4), 6), request((6, 7, 8, 9, 10, 11), range(4), 6)]
+    for sent, group in zip(requests, answers(running, model, requests), strict=True):
+        for completion in group:
+            ids = [*sent.prompt_ids, *completion.token_ids]
+            with torch.no_grad():
+                table = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0], -1)
+            start = len(sent.prompt_ids)
+            expected = [float(table[start + t - 1, token]) for t, token in enumerate(completion.token_ids)]
+            assert list(completion.logprobs) == pytest.approx(expected, abs=1e-5)
+
+
 def test_a_response_ends_with_the_end_token_or_at_its_own_limit(running: Any, fixed_logits: Any) -> None:
     """Limits differ within one decode batch; the end token is part of the response."""
     requests = [request((5,), range(200), 1), request((5,), range(200), 5)]

@@ -1,6 +1,6 @@
 """The long poll: in order, nothing missed, nothing twice, an error at the end."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -59,7 +59,7 @@ def test_a_message_ends_the_wait_at_once() -> None:
     run_virtual(main)
 
 
-def raises(poll: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[None]]:
+def raises(poll: Callable[[], Awaitable[Any]]) -> Callable[[], Coroutine[Any, Any, None]]:
     async def checked() -> None:
         with pytest.raises(ZeroDivisionError):
             await poll()

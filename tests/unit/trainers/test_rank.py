@@ -19,6 +19,7 @@ from asyncrl.engine.offload import in_place
 from asyncrl.engine.records import MicroBatch, Plan
 from asyncrl.engine.testing.virtual_time import run_virtual
 from asyncrl.engine.weights.base import InProcess
+from asyncrl.trainers.backends.torch_backend import TorchBackend
 from asyncrl.trainers.objective import Clip
 from asyncrl.trainers.rank import TrainerRank
 from asyncrl.trainers.reducer import Alone, Meeting
@@ -228,20 +229,20 @@ def test_a_step_does_not_change_weights_that_were_sent_before(causal_mean: Any, 
     assert not torch.equal(backend.state()["out.weight"], before["out.weight"])
 
 
-def warm(model: Any, make_backend: Any, *, ranks: int, batch: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Take 4 supervised steps on `ranks` copies of `model`."""
+def warm(model: Any, make_backend: Any, *, ranks: int, batch: int, steps: int = 4) -> tuple[list[float], TorchBackend]:
+    """Take supervised steps on `ranks` copies of `model`; return the losses and the last rank's backend."""
     examples = [([1 + i % 5, 2 + i % 7, 3, 1], 1 + i % 2) for i in range(7)]
 
-    async def main() -> tuple[list[float], dict[str, torch.Tensor]]:
+    async def main() -> tuple[list[float], TorchBackend]:
         meeting = Meeting(ranks, 60.0)
-        models = [copy.deepcopy(model) for _ in range(ranks)]
+        backends = [make_backend(copy.deepcopy(model)) for _ in range(ranks)]
         losses: dict[int, float] = {}
 
         async def one(rank: int) -> None:
             member = TrainerRank(
                 rank,
                 ranks,
-                backend=make_backend(models[rank]),
+                backend=backends[rank],
                 plane=None,  # type: ignore[arg-type]
                 partition="train",
                 reducer=Alone() if ranks == 1 else meeting.member(rank),
@@ -249,12 +250,12 @@ def warm(model: Any, make_backend: Any, *, ranks: int, batch: int) -> tuple[list
                 offload=in_place,
                 learning_rate=1.0,
             )
-            losses[rank] = await member.warm_up(examples, steps=4, batch=batch, learning_rate=0.01)
+            losses[rank] = await member.warm_up(examples, steps=steps, batch=batch, learning_rate=0.01)
 
         async with anyio.create_task_group() as tasks:
             for rank in range(ranks):
                 tasks.start_soon(one, rank)
-        return [losses[rank] for rank in range(ranks)], models[-1].state_dict()
+        return [losses[rank] for rank in range(ranks)], backends[-1]
 
     return run_virtual(main)
 
@@ -264,20 +265,18 @@ def test_the_warm_up_does_not_depend_on_the_number_of_ranks(
     causal_mean: Any, make_backend: Any, ranks: int, batch: int
 ) -> None:
     """Also with more ranks than examples in a batch."""
-    (alone,), weights = warm(causal_mean, make_backend, ranks=1, batch=batch)
+    (alone,), single = warm(causal_mean, make_backend, ranks=1, batch=batch)
     losses, shared = warm(causal_mean, make_backend, ranks=ranks, batch=batch)
     assert losses == pytest.approx([alone] * ranks, abs=1e-9)
-    for name, value in weights.items():
-        torch.testing.assert_close(shared[name], value, rtol=0, atol=1e-8)
+    for name, value in single.state().items():
+        torch.testing.assert_close(shared.state()[name], value, rtol=0, atol=1e-8)
 
 
 def test_the_warm_up_lowers_the_loss_and_forgets_its_moments(causal_mean: Any, make_backend: Any) -> None:
-    (after_4,), _ = warm(causal_mean, make_backend, ranks=1, batch=7)
-    backend = make_backend(causal_mean)
-    first = backend.accumulate_supervised([torch.tensor([1, 2, 3, 1])], [1], 3)
-    assert after_4 < first
-    backend.apply(backend.gradients(), learning_rate=0.01)
-    backend.reset_optimizer()
+    """The moments of supervised steps do not push the first step on rewards: a zero gradient moves nothing."""
+    (first,), _ = warm(causal_mean, make_backend, ranks=1, batch=7, steps=1)
+    (later,), backend = warm(causal_mean, make_backend, ranks=1, batch=7, steps=20)
+    assert later < first
     before = {name: value.clone() for name, value in backend.state().items()}
     backend.apply(torch.zeros_like(backend.gradients()), learning_rate=0.01)
     assert all(torch.equal(backend.state()[name], value) for name, value in before.items())

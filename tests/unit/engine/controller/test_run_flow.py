@@ -390,8 +390,8 @@ def test_claims_are_oldest_version_first_then_by_dispatch() -> None:
         assert event.groups == sorted(event.groups, key=lambda group: (born[group], group))
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, None])
-def test_a_reward_that_is_no_number_masks_its_sample_only(value: Any) -> None:
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_no_number_masks_its_sample_only(value: float) -> None:
     """C4: no NaN reaches the siblings."""
     task = FakeTask.in_order(lambda group, index: Reward(value) if (group, index) == (0, 1) else float(index % 3))
     outcome = simulate(simulated_config(run__steps=1, rollout__max_staleness=0), task=task)

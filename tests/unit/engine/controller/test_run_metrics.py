@@ -59,8 +59,8 @@ def test_every_metric_is_always_there() -> None:
     assert len(names) == 1
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
-def test_a_batch_in_which_every_reward_is_no_number_has_no_mean_and_leaves_no_nan(bad: Any) -> None:
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_batch_in_which_every_reward_is_no_number_has_no_mean_and_leaves_no_nan(bad: float) -> None:
     """I6: the second batch has no reward at all, and no survivors."""
     task = FakeTask.in_order(lambda group, index: Reward(bad) if group in (2, 3) else float(index % 2))
     config = simulated_config(run__steps=2, rollout__max_staleness=0)

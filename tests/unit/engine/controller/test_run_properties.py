@@ -244,4 +244,5 @@ def test_at_staleness_zero_every_age_is_zero(schedule: Schedule) -> None:
     outcome = replace(schedule, staleness=0).run()
     assert set(outcome.audit.ages) <= {0}
     assert set(outcome.audit.lags) <= {0}
-    assert all(fate != "dropped:stale" for fates in outcome.audit.fates.values() for fate in fates)
+    if schedule.refill != "train_partial":  # There a batch may end while groups for it are still dispatched.
+        assert all(fate != "dropped:stale" for fates in outcome.audit.fates.values() for fate in fates)

@@ -44,7 +44,7 @@ def fold(*events: AnyEvent) -> Ledger:
     return ledger
 
 
-LIFE = [dispatched(), put(), claimed(0), started(0)]
+LIFE: list[AnyEvent] = [dispatched(), put(), claimed(0), started(0)]
 
 
 def test_a_group_goes_through_its_places_one_by_one() -> None:
@@ -63,7 +63,12 @@ def test_a_group_may_settle_at_any_place(stage: int) -> None:
 
 
 def test_the_summary_has_stable_keys_and_counts_by_reason_sorted() -> None:
-    other = [dispatched(1, 3), put(1), claimed(1), settled(1, "dropped:stale", "dropped:a", "dropped:stale")]
+    other: list[AnyEvent] = [
+        dispatched(1, 3),
+        put(1),
+        claimed(1),
+        settled(1, "dropped:stale", "dropped:a", "dropped:stale"),
+    ]
     ledger = fold(*LIFE, *other, dispatched(2, 5), settled(0, "trained", "masked:long"))
     assert ledger.summary() == {
         "dispatched": 10,
@@ -116,7 +121,7 @@ def test_an_impossible_move_is_refused(events: list[AnyEvent]) -> None:
 
 def test_events_that_move_nothing_change_nothing() -> None:
     before = fold(*LIFE).summary()
-    more = [
+    more: list[AnyEvent] = [
         GroupFailed(group=0, reason="timeout", error=""),
         Judged(group=0, batch=0, age=0, dropped="stale", by="", masked={}),
         Released(groups=[0]),

@@ -1,0 +1,119 @@
+"""`asyncrl filters`: what filters there are, what one does, and a start for your own."""
+
+import inspect
+import keyword
+import re
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from asyncrl.engine.cli.options import fail
+from asyncrl.engine.errors import ConfigError
+
+app = typer.Typer(help="List, explain and start filters.", invoke_without_command=True, add_completion=False)
+
+_FILTER = '''"""{title}: says which groups are worth training on."""
+
+from asyncrl.filters import BaseRolloutFilter, FilterContext, GroupView, Verdict, drop, keep
+
+
+class {title}(BaseRolloutFilter):
+    """Drop (reason `too_long`) groups with a response of more than `max_tokens`."""
+
+    requires = ("response_tokens",)
+
+    def __init__(self, max_tokens: int = 512) -> None:
+        self._max_tokens = max_tokens
+
+    def judge(self, group: GroupView, context: FilterContext) -> Verdict:
+        longest = max(group.lengths[i] for i in group.live)
+        return drop("too_long") if longest > self._max_tokens else keep()
+'''
+
+_TEST = '''"""{title} keeps the contract of filters, and does what it says."""
+
+from asyncrl.filters.testing import check_filter, judge, make_group
+
+from {module} import {title}
+
+
+def test_it_keeps_the_contract():
+    check_filter({title})
+
+
+def test_it_drops_a_group_with_a_long_response():
+    short, long = make_group([0.0, 1.0], lengths=[3, 4]), make_group([0.0, 1.0], group=1, lengths=[3, 900])
+    assert [judgement.dropped for judgement in judge({title}(), short, long)] == [None, "{title}/too_long"]
+'''
+
+
+@app.callback()
+def list_filters(context: typer.Context) -> None:
+    """List all filters: built in, and of installed packages."""
+    if context.invoked_subcommand is not None:
+        return
+    from asyncrl.filters.load import BUILT_IN, ENTRY_POINT_GROUP
+
+    names = [*BUILT_IN, *sorted(point.name for point in entry_points(group=ENTRY_POINT_GROUP))]
+    wide = max(map(len, names))
+    for name in names:
+        typer.echo(f"{name:<{wide}}  {_first_line(name)}")
+    typer.echo("\nasyncrl filters show NAME explains one; asyncrl filters new NAME starts your own.")
+
+
+@app.command("show")
+def show(name: Annotated[str, typer.Argument(help="A filter's name, or module:Class of your own.")]) -> None:
+    """Explain one filter: what it does, its parameters, the tags it needs."""
+    typer.echo("\n".join(_explain(name)))
+
+
+@app.command("new")
+def new(name: Annotated[str, typer.Argument(help="Name of the class, such as ShortOnly.")]) -> None:
+    """Write a filter, its test, and the line for your YAML, into this folder."""
+    if not name.isidentifier() or keyword.iskeyword(name):
+        fail(f"filters new {name}: a class name is letters, digits and underscores, and no keyword")
+    title = name[0].upper() + name[1:]
+    module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", title).lower()
+    files = {Path(f"{module}.py"): _FILTER, Path(f"test_{module}.py"): _TEST}
+    there = [str(path) for path in files if path.exists()]
+    if there:
+        fail(f"filters new {name}: {', '.join(there)} is there already; nothing was written")
+    for path, text in files.items():
+        path.write_text(text.replace("{title}", title).replace("{module}", module), encoding="utf-8")
+        typer.echo(f"wrote {path}")
+    typer.echo(f"\nTest it:   pytest test_{module}.py")
+    typer.echo(f"Use it:    asyncrl train --filter {module}:{title}")
+    typer.echo(
+        f"In YAML:   filters: [{{name: staleness}}, {{name: zero_std}}, {{name: {module}:{title}, max_tokens: 512}}]"
+    )
+
+
+def _first_line(name: str) -> str:
+    from asyncrl.filters.load import load_class
+
+    return (inspect.getdoc(load_class(name)) or "").partition("\n")[0]
+
+
+def _explain(name: str) -> Iterator[str]:
+    from asyncrl.engine.cli.options import see_user_folder
+    from asyncrl.filters.load import load_class
+
+    see_user_folder()
+    try:
+        found = load_class(name)
+    except ConfigError as error:
+        fail(str(error))
+    yield f"{name}: {inspect.getdoc(found) or 'no description'}"
+    parameters = inspect.signature(found).parameters.values()
+    yield "\nparameters:" if parameters else "\nno parameters"
+    for parameter in parameters:
+        kind = inspect.formatannotation(parameter.annotation) if parameter.annotation is not parameter.empty else "any"
+        default = "required" if parameter.default is parameter.empty else f"default {parameter.default!r}"
+        yield f"  {parameter.name}: {kind}, {default}"
+    if isinstance(found.requires, tuple) and found.requires:
+        yield f"\nneeds tags: {', '.join(found.requires)}"
+    source = (inspect.getdoc(inspect.getmodule(found)) or "").partition("\n")[0]
+    yield f"\n{source}"

@@ -1,0 +1,245 @@
+"""For tests of your own filters: groups made by hand, and `check_filter`, which runs a filter through its contract.
+
+from asyncrl.filters.testing import check_filter, make_group
+
+def test_my_filter_keeps_the_contract():
+    check_filter(MyFilter)
+"""
+
+import copy
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from asyncrl.engine.errors import FilterError, TagError
+from asyncrl.engine.records import GroupMeta
+from asyncrl.engine.records.group import FAILED, FINISHED, TRUNCATED
+from asyncrl.engine.records.keys import sample_keys
+from asyncrl.filters.base import BaseRolloutFilter, FilterContext, GroupView
+from asyncrl.filters.chain import Chain, Judgement
+
+TRAINER_VERSION = 10
+_MANY = 2000
+_MAX_REASONS = 32
+
+
+class FilterContractError(AssertionError):
+    """A filter broke its contract; the message says which part, and shows the group."""
+
+
+def make_group(
+    rewards: Sequence[float | None],
+    *,
+    group: int = 0,
+    version: int = TRAINER_VERSION,
+    lengths: Sequence[int] | None = None,
+    failed: Sequence[int] = (),
+    truncated: Sequence[int] = (),
+    **tags: Any,
+) -> GroupMeta:
+    """Make a group as the data plane returns it: one sample a reward, further tags by keyword.
+
+    `failed` and `truncated` name samples by index; a failed one has no reward and no tokens.
+    """
+    size = len(rewards)
+    tokens = [0 if i in failed else n for i, n in enumerate(lengths or [8] * size)]
+    statuses = [FAILED if i in failed else TRUNCATED if i in truncated else FINISHED for i in range(size)]
+    base: dict[str, Any] = {
+        "group": group,
+        "prompt": group,
+        "dataset": "default",
+        "version": version,
+        "end_version": version,
+        "prompt_tokens": 4,
+        "response_tokens": tokens,
+        "trainable_tokens": tokens,
+        "reward": [None if i in failed else reward for i, reward in enumerate(rewards)],
+        "status": statuses,
+        "cause": ["score_error" if i in failed else None for i in range(size)],
+    }
+    return GroupMeta(sample_keys(version, group, size), {**base, **tags})
+
+
+def make_context(trainer_version: int = TRAINER_VERSION, *, step: int = 0, seed: int = 0) -> FilterContext:
+    """Make a context for judging groups by hand."""
+    return FilterContext(trainer_version=trainer_version, step=step, seed=seed)
+
+
+def judge(filter_: BaseRolloutFilter, *groups: GroupMeta, context: FilterContext | None = None) -> list[Judgement]:
+    """Judge groups by one filter, in the chain that also guards it in a run."""
+    return Chain([filter_]).judge(groups, context or make_context())
+
+
+def check_filter(
+    make: type[BaseRolloutFilter] | Callable[[], BaseRolloutFilter],
+    *,
+    tags: Callable[[GroupMeta], dict[str, Any]] = lambda group: {},
+) -> None:
+    """Run a filter through its contract; FilterContractError names the first part that it breaks.
+
+    `make` is a class without needed parameters, or a function that builds the filter. `tags` gives
+    the further tags that the filter reads, for any group.
+    """
+    groups = [_with(group, tags) for group in _sample_groups()]
+    _check_declaration(make())
+    _check_verdicts(make, groups)
+    _check_tags_stay(make, groups)
+    _check_determinism(make, groups)
+    _check_state(make, groups)
+    _check_sizes(make, tags)
+    _check_columns(make, groups)
+    _check_required(make, groups[0])
+
+
+def _with(group: GroupMeta, tags: Callable[[GroupMeta], dict[str, Any]]) -> GroupMeta:
+    return GroupMeta(group.keys, {**group.tags, **_filler_tags(group), **tags(group)})
+
+
+def _filler_tags(group: GroupMeta) -> dict[str, Any]:
+    """Tags of the built-in taggers, so that filters on them can be checked without a collector."""
+    return {
+        "response_hash": [i % 3 for i in range(group.size)],
+        "repetition_4": [0.1 * (i % 8) for i in range(group.size)],
+    }
+
+
+def _sample_groups() -> list[GroupMeta]:
+    """Return ordinary and odd groups: flat, mixed, huge, empty and long responses, NaN, None, failures, old ones."""
+    rows: list[dict[str, Any]] = [
+        {"rewards": [0.0, 1.0, 0.0, 1.0]},
+        {"rewards": [1.0, 1.0, 1.0, 1.0]},
+        {"rewards": [0.35, 0.35, 0.35, 0.35], "lengths": [1, 5000, 3, 4]},
+        {"rewards": [0.0, math.nan, 1.0, None]},
+        {"rewards": [math.inf, 0.0, 1.0, -math.inf]},
+        {"rewards": [0.0, 1.0, 1.0, 0.0], "failed": [1], "truncated": [2]},
+        {"rewards": [1e9, -1e9, 0.5, 0.25], "lengths": [0, 1, 2, 3]},
+        {"rewards": [0.0, 1.0, 0.0, 0.0], "version": TRAINER_VERSION - 3, "dataset": "other"},
+        {"rewards": [True, False, True, True], "note": ["a", None, "b", "c"]},
+        {"rewards": [0.0, 1.0, 2.0, 3.0], "truncated": [0, 1, 2, 3]},
+    ]
+    return [make_group(**{"group": i, **row}) for i, row in enumerate(rows)]
+
+
+def _fail(filter_: BaseRolloutFilter, what: str) -> FilterContractError:
+    return FilterContractError(f"filter {filter_.name}: {what}")
+
+
+def _judged(
+    filter_: BaseRolloutFilter, groups: Sequence[GroupMeta], what: str = "judges any group"
+) -> list[tuple[Any, ...]]:
+    """Return judgements as plain tuples; an error becomes a FilterContractError that says what was checked."""
+    try:
+        judgements = Chain([filter_]).judge(groups, make_context())
+    except (FilterError, TagError) as error:
+        raise _fail(filter_, str(error)) from error
+    except Exception as error:  # A user's code may raise anything; here that is a finding.
+        raise _fail(filter_, f"{what}, but raised {error!r}") from error
+    return [(j.dropped, tuple(sorted(j.masked.items())), j.live, j.trained) for j in judgements]
+
+
+def _check_declaration(filter_: BaseRolloutFilter) -> None:
+    if not (isinstance(filter_, BaseRolloutFilter) and isinstance(filter_.name, str) and filter_.name):
+        raise FilterContractError(f"{filter_!r} is no BaseRolloutFilter with a name")
+    if not (isinstance(filter_.requires, tuple) and all(isinstance(tag, str) for tag in filter_.requires)):
+        raise _fail(filter_, f"requires is {filter_.requires!r}; it must be a tuple of tag names")
+
+
+def _check_verdicts(make: Callable[[], BaseRolloutFilter], groups: Sequence[GroupMeta]) -> None:
+    """Any group gets a valid verdict, alone and with others."""
+    for group in groups:
+        _judged(make(), [group])
+    _judged(make(), groups)
+
+
+def _check_tags_stay(make: Callable[[], BaseRolloutFilter], groups: Sequence[GroupMeta]) -> None:
+    before = copy.deepcopy([dict(group.tags) for group in groups])
+    filter_ = make()
+    views = [GroupView.of(group) for group in groups if len(GroupView.of(group).live) >= 2]
+    try:
+        verdicts = list(filter_.judge_many(tuple(views), make_context()))
+    except Exception as error:  # A user's code may raise anything; here that is a finding.
+        raise _fail(filter_, f"judges read-only groups, but raised {error!r}") from error
+    if len(verdicts) != len(views):
+        raise _fail(filter_, f"gave {len(verdicts)} verdicts for {len(views)} groups")
+    if repr(before) != repr([dict(group.tags) for group in groups]):
+        raise _fail(filter_, "changed a tag")
+
+
+def _check_determinism(make: Callable[[], BaseRolloutFilter], groups: Sequence[GroupMeta]) -> None:
+    answers = []
+    for seed in (1, 2, 3):
+        random.seed(seed)
+        np.random.seed(seed)
+        answers.append(_judged(make(), groups))
+    if answers[0] != answers[1] or answers[0] != answers[2]:
+        raise _fail(make(), "judged the same groups differently; draw randomness from context.rng(group)")
+
+
+def _check_state(make: Callable[[], BaseRolloutFilter], groups: Sequence[GroupMeta]) -> None:
+    old, new = make(), make()
+    _judged(old, groups)
+    try:
+        saved = json.loads(json.dumps(old.state_dict()))
+    except (TypeError, ValueError) as error:
+        raise _fail(old, f"state_dict does not go through JSON: {error}") from error
+    try:
+        new.load_state_dict(saved)
+    except Exception as error:  # A user's code may raise anything; here that is a finding.
+        raise _fail(old, f"load_state_dict does not take back what state_dict gave: {error!r}") from error
+    if _judged(old, groups) != _judged(new, groups):
+        raise _fail(old, "judges differently after its state was saved and loaded; state_dict leaves something out")
+
+
+def _check_sizes(make: Callable[[], BaseRolloutFilter], tags: Callable[[GroupMeta], dict[str, Any]]) -> None:
+    """No group, two samples, and thousands of groups."""
+    if _judged(make(), []) != []:
+        raise _fail(make(), "judged something where there was nothing")
+    if list(make().judge_many((), make_context())):
+        raise _fail(make(), "judge_many gave verdicts for no groups")
+    _judged(make(), [_with(make_group([0.0, 1.0]), tags)])
+    many = [
+        _with(make_group([0.0, 1.0, i / _MANY, 0.5], group=i, lengths=[1, 2, 3 + i, 7]), tags) for i in range(_MANY)
+    ]
+    reasons = {dropped for dropped, *_ in _judged(make(), many)}
+    if len(reasons) > _MAX_REASONS:
+        raise _fail(make(), f"gave {len(reasons)} different reasons; a reason is a word that counts can show")
+
+
+def _check_columns(make: Callable[[], BaseRolloutFilter], groups: Sequence[GroupMeta]) -> None:
+    """`judge_columns`, where there is one, says what `judge` says."""
+    filter_ = make()
+    if not filter_.judges_columns:
+        return
+    plain = make()
+    by_column = _judged(filter_, groups)
+    one_by_one = []
+    for group in groups:
+        view = GroupView.of(group)
+        if len(view.live) < 2:
+            one_by_one.append(None)
+            continue
+        verdict = plain.judge(view, make_context())
+        one_by_one.append((verdict.reason if verdict.kind == "drop" else None, tuple(sorted(verdict.samples))))
+    for group, columns, alone in zip(groups, by_column, one_by_one, strict=True):
+        if alone is None:
+            continue
+        dropped = columns[0].rpartition("/")[2] if columns[0] else None
+        if dropped != alone[0]:
+            raise _fail(filter_, f"judge_columns says {dropped!r} of {group.row}, judge says {alone[0]!r}")
+
+
+def _check_required(make: Callable[[], BaseRolloutFilter], group: GroupMeta) -> None:
+    """A missing tag is an error that names filter and tag, before anything is dropped."""
+    for name in make().requires:
+        if name not in group.tags:
+            raise _fail(make(), f"requires tag {name!r}, which check_filter has not; give it by tags=")
+        bare = GroupMeta(group.keys, {k: v for k, v in group.tags.items() if k != name})
+        try:
+            Chain([make()]).judge([bare], make_context())
+        except TagError:
+            continue
+        raise _fail(make(), f"passed a group without its required tag {name!r}")

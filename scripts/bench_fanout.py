@@ -1,0 +1,317 @@
+#!/usr/bin/env python
+"""Plans of the trainer's ranks beside those of verl and AReaL: the last line is one JSON object.
+
+Log-normal lengths, the same for all. `plan_ms_*` is the best of a few runs of everything that `plan_batch` does,
+the sorting of keys and the making of the plan included (`plan_ms_*_median` beside it). `fill` is tokens over the
+room of all micro-batches; `fill_allowed_*` is what the lower bound on micro-batches, rounded up to a multiple of
+the ranks, would reach. `imbalance*` is the heaviest rank's cost over the mean: tokens, and with `_flops` a linear
+and a quadratic term. A peer that cannot be installed is null.
+"""
+
+import argparse
+import importlib.util
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from asyncrl.engine.records import Plan
+from asyncrl.trainers.cost_model import CostModel
+from asyncrl.trainers.fan_out import plan_batch
+
+PEERS = ("verl==0.9.1", "areal==1.0.4")
+CAPACITY = 16_384
+ODDS = 1e-3
+"""A peer's plan counts as better if its gains in fill and balance add up to more than this."""
+SEVEN_B = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+}
+
+Bins = list[list[list[int]]]
+"""By rank, by micro-batch: indices of samples."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    bins: int
+    fill: float
+    imbalance: float
+
+
+def log_normal(count: int, seed: int, *, capacity: int = CAPACITY) -> list[int]:
+    drawn = np.random.default_rng(seed).lognormal(7.5, 1.0, count)
+    return np.clip(drawn.astype(np.int64), 1, capacity).tolist()
+
+
+def as_batch(lengths: Sequence[int], seed: int) -> dict[str, int]:
+    """Name the samples in groups of 8 and let them arrive in any order."""
+    items = [(f"v3_p{index // 8}_g{index % 8}", tokens) for index, tokens in enumerate(lengths)]
+    random.Random(seed).shuffle(items)
+    return dict(items)
+
+
+def timed(plan: Callable[[], Any], runs: int) -> tuple[float, float, Any]:
+    """Return the best and the median time in ms, and what came out."""
+    times, out = [], None
+    for _ in range(runs):
+        start = time.perf_counter()
+        out = plan()
+        times.append(1000 * (time.perf_counter() - start))
+    return round(min(times), 3), round(statistics.median(times), 3), out
+
+
+def quality(ranks: Sequence[Sequence[Sequence[int]]], capacity: int) -> Quality:
+    """Judge a plan given as the sizes of samples, by rank and micro-batch."""
+    loads = [sum(map(sum, rank)) for rank in ranks]
+    bins = max(len(rank) for rank in ranks) * len(ranks)
+    return Quality(bins, sum(loads) / (bins * capacity), max(loads) * len(ranks) / sum(loads))
+
+
+def sizes_of(plan: Plan, lengths: Mapping[str, int]) -> list[list[list[int]]]:
+    return [[[] if b.filler else [lengths[key] for key in b.keys] for b in rank] for rank in plan.ranks]
+
+
+def imbalance(plan: Plan, cost: Callable[[int], float], lengths: Mapping[str, int]) -> float:
+    loads = [sum(cost(tokens) for micro in rank for tokens in micro) for rank in sizes_of(plan, lengths)]
+    return round(max(loads) * len(loads) / sum(loads), 7)
+
+
+def multiple(number: int, of: int) -> int:
+    return of * -(-number // of)
+
+
+def ours(lengths: Sequence[int], ranks: int, *, name: str, runs: int, seed: int) -> dict[str, float]:
+    batch = as_batch(lengths, seed)
+    best, median, plan = timed(lambda: plan_batch(batch, ranks=ranks, budget_tokens=CAPACITY), runs)
+    found = quality(sizes_of(plan, batch), CAPACITY)
+    least = multiple(-(-sum(lengths) // CAPACITY), ranks)
+    model = CostModel.of(SEVEN_B)
+    flops_ms, _, by_flops = timed(
+        lambda: plan_batch(batch, ranks=ranks, budget_tokens=CAPACITY, cost=model.flops), runs
+    )
+    return {
+        f"plan_ms_{name}": best,
+        f"plan_ms_{name}_median": median,
+        f"bins_{name}": found.bins,
+        f"lower_bound_{name}": least,
+        f"fill_{name}": round(found.fill, 6),
+        f"fill_allowed_{name}": round(sum(lengths) / (least * CAPACITY), 6),
+        f"fill_of_allowed_{name}": round(found.fill * least * CAPACITY / sum(lengths), 6),
+        f"imbalance_{name}": round(found.imbalance, 7),
+        f"plan_ms_{name}_flops": flops_ms,
+        f"imbalance_{name}_flops": imbalance(by_flops, lambda n: float(model.flops(np.array([n]))[0]), batch),
+    }
+
+
+def read_module(path: Path, name: str, stand_ins: Mapping[str, ModuleType]) -> ModuleType:
+    """Load one file of a peer; what it imports of the rest of its package, and does not need, is stood in for."""
+    before = {key: sys.modules.get(key) for key in stand_ins}
+    sys.modules.update(stand_ins)
+    try:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    finally:
+        for key, module_before in before.items():
+            if module_before is None:
+                del sys.modules[key]
+            else:
+                sys.modules[key] = module_before
+
+
+def stand_in(name: str, **contents: object) -> ModuleType:
+    module = ModuleType(name)
+    for key, value in contents.items():
+        setattr(module, key, value)
+    return module
+
+
+def install(requirement: str, folder: Path) -> bool:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--retries", "1", "--target"]
+    try:
+        done = subprocess.run([*command, str(folder), requirement], capture_output=True, timeout=240, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def load_verl(folder: Path) -> Callable[[Sequence[int], int, int], Bins]:
+    """verl: Karmarkar-Karp over ranks, then over each rank's micro-batches, their number the ranks' greatest."""
+    import logging
+
+    logging.getLogger().setLevel(logging.ERROR)
+    utils = stand_in("verl.utils", tensordict_utils=None)
+    module = read_module(
+        folder / "verl/utils/seqlen_balancing.py",
+        "peer_verl",
+        {
+            "verl": stand_in("verl"),
+            "verl.protocol": stand_in("verl.protocol", DataProto=None),
+            "verl.utils": utils,
+            "verl.utils.device": stand_in("verl.utils.device", get_device_name=lambda: "cpu"),
+        },
+    )
+    partition = module.get_seqlen_balanced_partitions
+
+    def plan(lengths: Sequence[int], ranks: int, capacity: int) -> Bins:
+        hands = partition(list(lengths), ranks, equal_size=len(lengths) % ranks == 0)
+        count = max(-(-sum(lengths[i] for i in hand) // capacity) for hand in hands)
+        while count <= min(map(len, hands)):
+            split = [partition([lengths[i] for i in hand], count, equal_size=False) for hand in hands]
+            out = [
+                [[hand[j] for j in micro] for micro in micros] for hand, micros in zip(hands, split, strict=True)
+            ]
+            if all(sum(lengths[i] for i in micro) <= capacity for rank in out for micro in rank):
+                return out
+            count += 1
+        raise ValueError("no plan")
+
+    return plan
+
+
+def load_areal(folder: Path) -> Callable[[Sequence[int], int, int], Bins]:
+    """AReaL: its first fit into a multiple of the ranks, then its greedy partition of those over the ranks."""
+    import logging
+
+    def njit(function: Callable[..., object]) -> Callable[..., object]:
+        return function
+
+    areal_utils = stand_in("areal.utils", logging=logging)
+    module = read_module(
+        folder / "areal/utils/seqpack.py",
+        "peer_areal",
+        {"areal": stand_in("areal"), "areal.utils": areal_utils, "numba": stand_in("numba", njit=njit)},
+    )
+
+    def plan(lengths: Sequence[int], ranks: int, capacity: int) -> Bins:
+        least = multiple(-(-sum(lengths) // capacity), ranks)
+        bins = [[int(i) for i in some] for some in module.ffd_allocate(list(lengths), capacity, least, ranks)]
+        loads = [sum(lengths[i] for i in some) for some in bins]
+        return [[bins[i] for i in hand] for hand in module.balanced_greedy_partition(loads, ranks)]
+
+    return plan
+
+
+LOADERS = {"verl": load_verl, "areal": load_areal}
+
+
+def load_peers(folder: Path) -> dict[str, Callable[[Sequence[int], int, int], Bins] | None]:
+    peers: dict[str, Callable[[Sequence[int], int, int], Bins] | None] = {}
+    for requirement in PEERS:
+        name = requirement.partition("==")[0]
+        peers[name] = None
+        if install(requirement, folder):
+            try:
+                peers[name] = LOADERS[name](folder)
+            except (ImportError, OSError) as error:
+                print(f"{requirement}: {error}", file=sys.stderr)
+    return peers
+
+
+def sizes_by(indices: Bins, lengths: Sequence[int]) -> list[list[list[int]]]:
+    return [[[lengths[i] for i in micro] for micro in rank] for rank in indices]
+
+
+def peer_figures(
+    name: str, peer: Callable[[Sequence[int], int, int], Bins] | None, runs: Sequence[tuple[str, list[int], int]]
+) -> dict[str, float | None]:
+    out: dict[str, float | None] = {}
+    for label, lengths, ranks in runs:
+        keys = [f"peer_{name}_{what}_{label}" for what in ("ms", "bins", "fill", "imbalance")]
+        if peer is None:
+            out |= dict.fromkeys(keys)
+            continue
+        ms, _, indices = timed(lambda p=peer, n=lengths, r=ranks: p(n, r, CAPACITY), 1)
+        found = quality(sizes_by(indices, lengths), CAPACITY)
+        out |= dict(zip(keys, (ms, found.bins, round(found.fill, 6), round(found.imbalance, 7)), strict=True))
+    return out
+
+
+def random_case(random_: random.Random) -> tuple[list[int], int, int]:
+    """Lengths, ranks and capacity of one case: few and many samples, narrow and wide, loose and tight budgets."""
+    ranks = random_.choice([2, 3, 4, 8, 16])
+    count = random_.randint(ranks, 40 * ranks)
+    capacity = random_.choice([512, 4096, 16_384])
+    middle, width = random_.uniform(0.02, 0.6), random_.uniform(0.1, 1.5)
+    draws = [capacity * middle * random_.lognormvariate(0.0, width) for _ in range(count)]
+    return [max(1, min(capacity, int(draw))) for draw in draws], ranks, capacity
+
+
+def better_by(peer: Quality, own: Quality) -> float:
+    """How far a peer's plan is better: its relative gains in fill and in balance, added; losses count against."""
+    return peer.fill / own.fill - 1 + own.imbalance / peer.imbalance - 1
+
+
+def duel(peers: Mapping[str, Callable[[Sequence[int], int, int], Bins] | None], cases: int) -> dict[str, Any]:
+    """Count random cases in which a peer's plan is better in fill or balance and not worse in the other by more."""
+    random_ = random.Random(0)
+    lost: dict[str, int | None] = {name: None if peer is None else 0 for name, peer in peers.items()}
+    planned = dict.fromkeys(peers, 0)
+    worst = {"by": 0.0}
+    for _ in range(cases):
+        lengths, ranks, capacity = random_case(random_)
+        batch = as_batch(lengths, 0)
+        own = quality(sizes_of(plan_batch(batch, ranks=ranks, budget_tokens=capacity), batch), capacity)
+        for name, peer in peers.items():
+            if peer is None:
+                continue
+            try:
+                found = quality(sizes_by(peer(lengths, ranks, capacity), lengths), capacity)
+            except (ValueError, AssertionError, RuntimeError):
+                continue
+            planned[name] += 1
+            by = better_by(found, own)
+            lost[name] = (lost[name] or 0) + (by > ODDS)
+            if by > worst["by"]:
+                worst = {"by": round(by, 6), "samples": len(lengths), "ranks": ranks, "capacity": capacity}
+                worst |= {"fill": own.fill, "imbalance": own.imbalance}
+                worst |= {"peer_fill": found.fill, "peer_imbalance": found.imbalance}
+    out: dict[str, Any] = {"cases": cases, "violations": sum(n or 0 for n in lost.values()), "worst_violation": worst}
+    out |= {f"peer_{name}_better": count for name, count in lost.items()}
+    return out | {f"peer_{name}_planned": planned[name] if peers[name] else None for name in peers}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=1000, help="random cases against the peers")
+    parser.add_argument("--seed", type=int, default=0, help="of the lengths")
+    parser.add_argument("--runs", type=int, default=9, help="of each plan of ours; the best one counts")
+    parser.add_argument("--no-peers", action="store_true", help="install nothing")
+    options = parser.parse_args()
+    figures: dict[str, Any] = {}
+    runs = [("64", 64, 8), ("512", 512, 16), ("16384", 16_384, 16), ("262144", 262_144, 512)]
+    for name, count, ranks in runs:
+        lengths = log_normal(count, options.seed)
+        repeats = options.runs if count < 100_000 else 2
+        figures |= ours(lengths, ranks, name=name, runs=repeats, seed=options.seed)
+    for short in ("bins", "lower_bound", "fill", "imbalance", "imbalance_flops"):
+        what, _, flops = short.partition("_flops") if short.endswith("_flops") else (short, "", "")
+        figures[short] = figures[f"{what}_16384" + ("_flops" if short.endswith("_flops") else flops)]
+    with tempfile.TemporaryDirectory() as folder:
+        peers = dict.fromkeys(LOADERS) if options.no_peers else load_peers(Path(folder))
+        shared = [(name, log_normal(count, options.seed), ranks) for name, count, ranks in runs[1:3]]
+        for name, peer in peers.items():
+            figures |= peer_figures(name, peer, shared)
+        figures |= duel(peers, options.cases)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""FLOPs of samples from the model's own configuration, and seconds from FLOPs by measurement.
+
+Counts matrix products alone, two FLOPs a multiply-add: linear in tokens for projections, feed-forward
+layers and the head; for attention, linear in the pairs of positions that attend. Norms, activations,
+rotary embeddings and the embedding's look-up are left out: their time goes into the fitted scale.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+UNGATED = frozenset({"bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "opt", "phi"})
+UNGATED_TOO = frozenset({"mpt", "nemotron", "persimmon", "starcoder2"})
+ALIASES = {
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "intermediate_size": ("n_inner", "ffn_dim"),
+    "num_experts": ("num_local_experts", "n_routed_experts"),
+}
+TRAIN, FORWARD = 3.0, 1.0
+"""Passes in units of the forward's FLOPs: the backward costs two (Kaplan et al. 2020, section 2.1, C = 6N)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """FLOPs of a sample of n tokens: passes * (linear * n + sum over windows of pair FLOPs * pairs(n, window)).
+
+    Seconds of a micro-batch: overhead_s + seconds_per_flop * FLOPs. `attention` holds (window, FLOPs of
+    one pair of positions over all layers with that window); window 0 is none. `causal` kernels skip
+    what lies above the diagonal and outside the window; without it every pair of the sample is computed.
+    """
+
+    linear: float
+    attention: tuple[tuple[int, float], ...]
+    passes: float = TRAIN
+    causal: bool = True
+    seconds_per_flop: float = 1e-12
+    overhead_s: float = 0.0
+
+    @classmethod
+    def of(cls, config: Any, *, passes: float = TRAIN, causal: bool = True) -> "CostModel":
+        """Read a Hugging Face configuration, an object or a mapping; ValueError if it lacks something."""
+        fields = _fields(config)
+        layers, hidden = _number(fields, "num_hidden_layers"), _number(fields, "hidden_size")
+        projections, pair = _attention(fields)
+        feed_forward = sum(_feed_forward(fields, layer) for layer in range(layers))
+        head = hidden * _number(fields, "vocab_size")
+        windows = Counter(_window(fields, layer) for layer in range(layers))
+        attention = tuple((window, 2.0 * pair * count) for window, count in sorted(windows.items()))
+        return cls(2.0 * (layers * projections + feed_forward + head), attention, passes, causal)
+
+    def flops(self, tokens: Ints) -> Floats:
+        """Return the FLOPs of samples of these numbers of tokens."""
+        length = np.asarray(tokens, np.float64)
+        total = self.linear * length
+        for window, pair in self.attention:
+            total = total + pair * self._pairs(length, window)
+        return self.passes * total
+
+    def seconds(self, flops: float) -> float:
+        """Predict the time of a micro-batch of so many FLOPs."""
+        return self.overhead_s + self.seconds_per_flop * flops
+
+    def refit(self, measured: Iterable[tuple[float, float]]) -> "CostModel":
+        """Fit scale and overhead to (FLOPs, seconds) of micro-batches.
+
+        Least squares of the relative error, neither below zero. With one distinct FLOPs count the
+        overhead stays as it is; pairs that are not positive and finite are ignored, and without any
+        left the model stays as it is.
+        """
+        pairs = [(f, s) for f, s in measured if 0 < f < math.inf and 0 < s < math.inf]
+        if not pairs:
+            return self
+        flops, seconds = np.array(pairs).T
+        slope, rest = flops / seconds, 1 / seconds
+        overhead = self.overhead_s if self.overhead_s < seconds.min() else 0.0
+        if np.ptp(flops) > 1e-9 * flops.max():
+            unit = slope.mean()
+            scaled, overhead = np.linalg.lstsq(np.stack([slope / unit, rest], 1), np.ones(len(pairs)), rcond=None)[0]
+            if overhead >= 0 and scaled > 0:
+                return replace(self, seconds_per_flop=float(scaled / unit), overhead_s=float(overhead))
+            overhead = 0.0
+        scale = slope @ (1 - overhead * rest) / (slope @ slope)
+        return replace(self, seconds_per_flop=float(scale), overhead_s=float(overhead))
+
+    def _pairs(self, length: Floats, window: int) -> Floats:
+        """Pairs of positions that attend: n(n+1)/2 for causal attention, at most `window` for each position."""
+        if not self.causal:
+            return length * length
+        reach = np.minimum(length, window) if window else length
+        return reach * (reach + 1) / 2 + (length - reach) * reach
+
+
+def _fields(config: Any) -> Mapping[str, Any]:
+    fields = config if isinstance(config, Mapping) else config.to_dict()
+    text = fields.get("text_config")
+    return _fields(text) if text is not None else fields
+
+
+def _get(fields: Mapping[str, Any], name: str) -> Any:
+    for known in (name, *ALIASES.get(name, ())):
+        if fields.get(known) is not None:
+            return fields[known]
+    return None
+
+
+def _number(fields: Mapping[str, Any], name: str) -> int:
+    value = _get(fields, name)
+    if value is None:
+        raise ValueError(f"the model's configuration has no {name}, which its FLOPs depend on")
+    return int(value)
+
+
+def _attention(fields: Mapping[str, Any]) -> tuple[int, int]:
+    """Multiply-adds of a layer's projections for a token, and of scores and values for a pair of positions.
+
+    Grouped-query heads (Ainslie et al. 2023) share keys and values; latent attention (DeepSeek-V2, section
+    2.1) projects queries, keys and values down and up again.
+    """
+    hidden, heads = _number(fields, "hidden_size"), _number(fields, "num_attention_heads")
+    latent = _get(fields, "kv_lora_rank")
+    if latent:
+        rope, value = _number(fields, "qk_rope_head_dim"), _number(fields, "v_head_dim")
+        content = _number(fields, "qk_nope_head_dim")
+        query, rank = heads * (content + rope), _get(fields, "q_lora_rank")
+        down = hidden * (latent + rope) + (hidden * rank if rank else 0)
+        up = (rank or hidden) * query + latent * heads * (content + value)
+        return down + up + heads * value * hidden, heads * (content + rope + value)
+    size = _get(fields, "head_dim") or hidden // heads
+    shared = _get(fields, "num_key_value_heads") or (1 if _get(fields, "multi_query") else heads)
+    return 2 * hidden * size * (heads + shared), 2 * heads * size
+
+
+def _feed_forward(fields: Mapping[str, Any], layer: int) -> int:
+    """Multiply-adds of a layer's feed-forward part for a token: of its active and shared experts, and the router."""
+    hidden = _number(fields, "hidden_size")
+    matrices = 2 if fields.get("model_type") in UNGATED | UNGATED_TOO else 3
+    experts = _get(fields, "num_experts")
+    if not experts or not _is_sparse(fields, layer):
+        return matrices * hidden * (_get(fields, "intermediate_size") or 4 * hidden)
+    width = _get(fields, "moe_intermediate_size") or _number(fields, "intermediate_size")
+    shared = _get(fields, "shared_expert_intermediate_size") or (_get(fields, "n_shared_experts") or 0) * width
+    return matrices * hidden * (_number(fields, "num_experts_per_tok") * width + shared) + hidden * experts
+
+
+def _is_sparse(fields: Mapping[str, Any], layer: int) -> bool:
+    dense = layer < (_get(fields, "first_k_dense_replace") or 0) or layer in (_get(fields, "mlp_only_layers") or ())
+    return not dense and (layer + 1) % (_get(fields, "decoder_sparse_step") or 1) == 0
+
+
+def _window(fields: Mapping[str, Any], layer: int) -> int:
+    """Return a layer's sliding window, 0 for none."""
+    window = int(_get(fields, "sliding_window") or 0)
+    kinds = _get(fields, "layer_types")
+    if kinds is None:
+        if fields.get("use_sliding_window") is False or layer < (_get(fields, "max_window_layers") or 0):
+            return 0
+        return window
+    sizes = {"full_attention": 0, "sliding_attention": window}
+    sizes["chunked_attention"] = int(_get(fields, "attention_chunk_size") or 0)
+    if kinds[layer] not in sizes:
+        raise ValueError(f"layer {layer} is {kinds[layer]!r}; FLOPs are known for {', '.join(sizes)}")
+    return sizes[kinds[layer]]
