@@ -18,7 +18,7 @@ import torch
 from asyncrl.collectors.generators.base import Completion, Generator, GroupRequest
 from asyncrl.collectors.tasks import Reward, Task
 from asyncrl.engine.data_plane.base import DataPlane
-from asyncrl.engine.errors import StoreFull, VersionError
+from asyncrl.engine.errors import AsyncRLError, StoreFull, VersionError
 from asyncrl.engine.model.tokenizer import Tokenizer
 from asyncrl.engine.offload import Offload
 from asyncrl.engine.outbox import Numbered, Outbox
@@ -41,6 +41,10 @@ _LAST_RETRY_S = 2.0
 def sample_seed(seed: int, group: int, index: int) -> int:
     """Return the seed of one sample, a function of run seed, group and index alone."""
     return int(np.random.SeedSequence((seed, group, index)).generate_state(1, np.uint64)[0])
+
+
+class ScoringFailed(AsyncRLError, RuntimeError):
+    """No sample of a group could be scored; the first error is its cause."""
 
 
 class Collector:
@@ -138,34 +142,39 @@ class Collector:
         return await self._outbox.after(after_seq, wait_s)
 
     async def status(self) -> dict[str, Any]:
-        return {"version": self._version, "in_flight": len(self._in_flight), **self._generator.stats()}
+        return {**self._generator.stats(), "version": self._version, "in_flight": len(self._in_flight)}
 
     async def _collect(self, grant: Grant, version: int) -> None:
-        reason = ""
+        """Bring one grant to its one message, a put notice or a failure."""
         try:
-            with anyio.CancelScope() as scope:
-                self._generating[grant.group] = scope
-                with anyio.fail_after(self._group_timeout_s):
-                    group, columns = await self._rollout(grant, version)
-            if scope.cancelled_caught:
-                reason, error = CANCELLED, "no batch to come could train it"
-        except TimeoutError:
-            reason = "timeout"
-            error = f"group {grant.group} took longer than {self._group_timeout_s:g} s"
-        except Exception as caught:  # The group's edge: counted as a failure, with its traceback.
-            reason = "generation_error"
-            error = "".join(traceback.format_exception(caught))
-        finally:
-            self._generating.pop(grant.group, None)
-        try:
-            if reason:
-                log.warning("group failed", group=grant.group, reason=reason)
-                self._outbox.post(GroupFailure(grant.group, reason, error))
+            rolled = await self._attempt(grant, version)
+            if isinstance(rolled, GroupFailure):
+                log.warning("group failed", group=grant.group, reason=rolled.reason)
+                self._outbox.post(rolled)
             else:
+                group, columns = rolled
                 await self._put(group, columns)
                 self._outbox.post(PutNotice(group))
         finally:
-            self._in_flight.pop(grant.group, None)
+            del self._in_flight[grant.group]
+
+    async def _attempt(
+        self, grant: Grant, version: int
+    ) -> tuple[GroupMeta, dict[str, list[torch.Tensor]]] | GroupFailure:
+        """Roll a group out; whatever goes wrong is the group's failure, with its traceback."""
+        with anyio.CancelScope() as scope:
+            self._generating[grant.group] = scope
+            try:
+                with anyio.move_on_after(self._group_timeout_s):
+                    return await self._rollout(grant, version)
+                limit = f"group {grant.group} took longer than {self._group_timeout_s:g} s"
+                return GroupFailure(grant.group, "timeout", limit)
+            except Exception as caught:  # The group's edge: counted as a failure.
+                reason = "score_error" if isinstance(caught, ScoringFailed) else "generation_error"
+                return GroupFailure(grant.group, reason, "".join(traceback.format_exception(caught)))
+            finally:
+                del self._generating[grant.group]
+        return GroupFailure(grant.group, CANCELLED, "no batch to come could train it")
 
     async def _rollout(self, grant: Grant, version: int) -> tuple[GroupMeta, dict[str, list[torch.Tensor]]]:
         """Generate, score and flatten one group."""
@@ -179,6 +188,9 @@ class Collector:
             )
         )
         outcomes = await self._score(grant, completions)
+        first = next((outcome for outcome in outcomes if isinstance(outcome, Exception)), None)
+        if first is not None and not any(isinstance(outcome, Reward) for outcome in outcomes):
+            raise ScoringFailed(f"all {grant.size} samples of group {grant.group} failed to score") from first
         statuses, causes = [], []
         for completion, outcome in zip(completions, outcomes, strict=True):
             scored = isinstance(outcome, Reward)

@@ -114,6 +114,7 @@ class Controller:
             seed=config.run.seed,
             poll_s=config.data_plane.poll_s,
             starve_timeout_s=config.supervision.starve_timeout_s,
+            lease_s=config.data_plane.lease_s,
             more_may_come=self._more_may_come,
         )
         self._step = Step(
@@ -157,7 +158,7 @@ class Controller:
 
     def interrupt(self) -> None:
         """Finish the step that runs, settle, and end with code 130."""
-        self._ending = Ending(130, INTERRUPTED)
+        self._ending = self._ending or Ending(130, INTERRUPTED)
         self._collecting.cancel()
 
     async def keys_left(self, partition: str) -> int | None:
@@ -197,6 +198,7 @@ class Controller:
         tasks.start_soon(self._grant)
         tasks.start_soon(self._publish, handle_in)
         tasks.start_soon(self._collect, batch_out)
+        tasks.start_soon(self.front_end.keep_claims)
         if self._config.rollout.cancel_stale:
             tasks.start_soon(self._cancel_stale)
         await self._train(batch_in, handle_out)
@@ -403,5 +405,5 @@ async def _attempt(call: Callable[[], Any], limit_s: float) -> None:
     try:
         with anyio.move_on_after(limit_s):
             await call()
-    except (AsyncRLError, OSError, RuntimeError) as error:
+    except Exception as error:  # The stop's edge: whatever it is, it came after the first cause.
         log.warning("could not stop in order", error=repr(error))

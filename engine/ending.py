@@ -27,4 +27,5 @@ def first_cause(error: BaseException) -> BaseException:
 
 def failure(cause: BaseException) -> Ending:
     """Return the ending of a run that failed; the reason is the first line of its first cause."""
-    return Ending(1, f"{type(cause).__name__}: {cause}".splitlines()[0], cause)
+    first = f"{type(cause).__name__}: {cause}".splitlines()[0]
+    return Ending(1, "; ".join([first, *getattr(cause, "__notes__", ())]), cause)

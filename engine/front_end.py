@@ -67,8 +67,10 @@ class FrontEnd:
         seed: int,
         poll_s: float,
         starve_timeout_s: float,
+        lease_s: float,
         more_may_come: Callable[[], bool],
     ) -> None:
+        self._lease_s = lease_s
         self._plane = plane
         self._groups = groups
         self._chain = chain
@@ -113,6 +115,14 @@ class FrontEnd:
         )
         return batch
 
+    async def keep_claims(self) -> None:
+        """Renew what is claimed, well before it expires: time ends the claims of a lost owner only."""
+        while True:
+            await anyio.sleep(self._lease_s / 3)
+            claimed = list(self._groups.claimed.values())
+            if claimed:
+                await self._plane.renew(self._groups.holding(claimed))
+
     async def hand_off(self, batch: Batch) -> None:
         """Check age and claim of every kept group again, just before training.
 
@@ -127,11 +137,12 @@ class FrontEnd:
             }
             if not lost:
                 return
-            out = [j for j in batch.kept if j.group.group in lost]
+            out = [j.group for j in batch.kept if j.group.group in lost]
             batch.kept = [j for j in batch.kept if j.group.group not in lost]
-            for judgement in out:
-                batch.drops[lost[judgement.group.group]] += 1
-            await self._settle_dropped([(j.group, lost[j.group.group]) for j in out])
+            batch.drops.update(lost[group.group] for group in out)
+            for reason in (STALE, LEASE_LOST):
+                gone = [group for group in out if lost[group.group] == reason]
+                await self._settle_dropped([(group, reason) for group in gone], held=reason == STALE)
             if self._chain.refill is None:
                 return
             await self._fill(batch)
@@ -208,15 +219,17 @@ class FrontEnd:
                         partial(self._worth_claiming, wanted, seen), self._poll_s
                     )
                     seen = self._groups.arrivals
+                    # Numbered before the call: a hand-off that refills claims beside the next batch.
+                    claim_id = f"{self._owner}/{self._claims}"
+                    self._claims += 1
                     claim = await self._plane.claim(
                         self._partition,
                         self._consumer,
                         columns=COLUMNS,
                         max_groups=wanted,
                         owner=self._owner,
-                        claim_id=f"{self._owner}/{self._claims}",
+                        claim_id=claim_id,
                     )
-                    self._claims += 1
                     if claim.groups:
                         unknown = any(group.group in self._groups.in_flight for group in claim.groups)
                         self.poll_hits += unknown and not told
@@ -270,8 +283,9 @@ class FrontEnd:
                 batch.kept.append(judgement)
         await self._settle_dropped(dropped)
 
-    async def _settle_dropped(self, dropped: Sequence[tuple[GroupMeta, str]]) -> None:
+    async def _settle_dropped(self, dropped: Sequence[tuple[GroupMeta, str]], *, held: bool = True) -> None:
         """Settle groups; with refill their capacity comes back now, without it with their batch."""
-        await self._groups.settle([Settlement(group, drop_fates(group, reason)) for group, reason in dropped])
+        settlements = [Settlement(group, drop_fates(group, reason)) for group, reason in dropped]
+        await self._groups.settle(settlements, held=held)
         if self._chain.refill is not None:
             self._groups.release([group.group for group, _ in dropped])

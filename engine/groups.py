@@ -92,6 +92,7 @@ class Groups:
                 group=grant.group,
                 prompt=grant.prompt.id,
                 dataset=grant.prompt.dataset,
+                seed=grant.seed,
                 size=grant.size,
                 collector=collector,
                 retry_of=retry_of,
@@ -139,8 +140,11 @@ class Groups:
         """Return the fencing numbers under which groups were claimed."""
         return Holding(self._partition, self._consumer, {group.row: self._fences[group.row] for group in groups})
 
-    async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """End claimed groups: log fates, clear keys. Capacity comes back by `release`."""
+    async def settle(self, settlements: Sequence[Settlement], *, held: bool = True) -> None:
+        """End claimed groups: log fates, clear keys. Capacity comes back by `release`.
+
+        The keys of a claim no longer `held` are another owner's, who clears them.
+        """
         if not settlements:
             return
         groups = [settlement.group for settlement in settlements]
@@ -150,8 +154,9 @@ class Groups:
         holding = self.holding(groups)
         for group in groups:
             del self._fences[group.row]
-        keys = [key for group in groups for key in group.keys]
-        await self._plane.clear(self._partition, keys, holding=holding)
+        if held:
+            keys = [key for group in groups for key in group.keys]
+            await self._plane.clear(self._partition, keys, holding=holding)
         self.changed.notify()
 
     def _settled(self, group: int, fates: Sequence[str]) -> None:

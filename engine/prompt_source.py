@@ -9,7 +9,7 @@ from asyncrl.engine.records import Prompt
 def prompt_source(prompts: Sequence[Prompt], *, seed: int, epochs: int | None) -> Iterator[Prompt]:
     """Yield prompts for `epochs` passes, or without end for None."""
     epoch = 0
-    while epochs is None or epoch < epochs:
+    while prompts and (epochs is None or epoch < epochs):
         order = list(prompts)
         random.Random(f"{seed}/{epoch}").shuffle(order)
         yield from order

@@ -76,7 +76,7 @@ class Step:
             return None
         trainer = self._config.trainer
         plan = plan_batch(selection.lengths, ranks=len(self._ranks), budget_tokens=trainer.micro_batch_tokens)
-        started = self._clock()
+        started, publish_lag = self._clock(), self._versions.publish_lag
         self._announce(batch, plan)
         results = await self._train(plan, selection)
         ages = Counter(selection.ages.values())
@@ -90,7 +90,15 @@ class Step:
                 samples=len(selection.lengths),
                 tokens=sum(selection.response_tokens.values()),
                 reward_sum=_reward_sum(batch.kept, selection),
-                metrics=self._metrics(batch, plan, results=results, ages=ages, waited_s=waited_s, poll_hits=poll_hits),
+                metrics=self._metrics(
+                    batch,
+                    plan,
+                    results=results,
+                    ages=ages,
+                    waited_s=waited_s,
+                    poll_hits=poll_hits,
+                    publish_lag=publish_lag,
+                ),
             )
         )
         handle: Any = None
@@ -230,6 +238,7 @@ class Step:
         ages: Mapping[int, int],
         waited_s: float,
         poll_hits: int,
+        publish_lag: int,
     ) -> dict[str, float]:
         tokens = sum(result.tokens for result in results)
         samples = sum(ages.values())
@@ -247,7 +256,7 @@ class Step:
             metrics.AGE_MEAN: sum(age * n for age, n in ages.items()) / samples,
             metrics.AGE_MAX: max(ages),
             metrics.LENGTH_RATIO: self._progress.length_bias.ratio or 0.0,
-            metrics.PUBLISH_LAG: self._versions.publish_lag,
+            metrics.PUBLISH_LAG: publish_lag,
             metrics.RUN_AHEAD: self._groups.run_ahead.used,
             metrics.POLL_HITS: poll_hits,
             metrics.TRAINER_WAIT: round(waited_s, 6),

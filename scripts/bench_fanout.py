@@ -175,9 +175,7 @@ def load_verl(folder: Path) -> Callable[[Sequence[int], int, int], Bins]:
         count = max(-(-sum(lengths[i] for i in hand) // capacity) for hand in hands)
         while count <= min(map(len, hands)):
             split = [partition([lengths[i] for i in hand], count, equal_size=False) for hand in hands]
-            out = [
-                [[hand[j] for j in micro] for micro in micros] for hand, micros in zip(hands, split, strict=True)
-            ]
+            out = [[[hand[j] for j in micro] for micro in micros] for hand, micros in zip(hands, split, strict=True)]
             if all(sum(lengths[i] for i in micro) <= capacity for rank in out for micro in rank):
                 return out
             count += 1

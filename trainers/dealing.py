@@ -21,12 +21,12 @@ CLOSE_BY_BINS = 1e-3
 NEAR = np.arange(-4, 4)
 """Partners that a thing is tried against: the eight whose costs are closest to what would make a pair equal."""
 FEW = 256
-"""As many things, or fewer, are kicked."""
+"""As many things, or fewer, are few."""
 KICKS = 4096
 """Kicks times things, at most."""
-SWAPS_A_KICK = 4
+SWAPS_A_KICK = 3
 EVEN = 5e-4
-"""No kicks for ranks this even."""
+"""Good enough: no kicks for ranks within this share of the mean."""
 LOOKED_AT = 1024
 """Things of heavy ranks that one round looks at."""
 
@@ -60,6 +60,15 @@ def deal(costs: Floats, *, ranks: int) -> Ints:
     return rank
 
 
+def attainable(costs: Floats, *, ranks: int, each: int) -> float:
+    """Return a load of the heaviest rank that is good enough: even, or what its costliest sample forces on it.
+
+    A rank has `each` micro-batches at least, so the costliest sample has company of the cheapest.
+    """
+    forced = float(costs.max() + (each - 1) * costs.min())
+    return max(float(costs.sum()) / ranks * (1 + EVEN), forced * (1 + CLOSE))
+
+
 def swap_bins(rank: Ints, costs: Floats, *, ranks: int, close: float = CLOSE, rounds: int | None = None) -> Ints:
     """Return the rank of each bin after swaps of whole bins."""
     nothing = np.zeros(len(rank), np.int64)
@@ -87,32 +96,29 @@ def swap_samples(bins: Ints, rank: Ints, *, sizes: Ints, costs: Floats, capacity
     return _search(things, loads.copy(), bins=bins_of).bin[: things.real]
 
 
-def level(bins: Ints, sizes: Ints, *, count: int, capacity: int) -> Ints | None:
-    """Swap and move samples between bins until none is over capacity; None if that does not succeed."""
-    none, each = np.zeros(count, np.int64), np.arange(count)
-    home = np.concatenate([bins, each])
-    things = Things(
-        rank=home.copy(),
-        cost=np.concatenate([sizes, none]).astype(np.float64),
-        size=np.zeros(len(home), np.int64),
-        bin=home,
-        room=none,
-        members=np.bincount(bins, minlength=count),
-        real=len(bins),
-    )
-    loads = np.bincount(bins, weights=sizes, minlength=count)
-    found = _search(things, loads, bins=each[:, None], enough=float(capacity)).bin[: len(bins)]
-    return found if np.bincount(found, weights=sizes).max() <= capacity else None
+def swap_freely(owner: Ints, costs: Floats, *, hands: int, enough: float | None = None) -> Ints:
+    """Return the owner of each sample, of `hands` bins or ranks, after swaps and moves without regard to room.
+
+    Stops once none has more than `enough`.
+    """
+    none, each = np.zeros(hands, np.int64), np.arange(hands)
+    home = np.concatenate([owner, each])
+    members = np.bincount(owner, minlength=hands)
+    nothing = np.zeros(len(home), np.int64)
+    things = Things(home, np.concatenate([costs, none]), nothing, home.copy(), none, members, len(owner))
+    loads = np.bincount(owner, weights=costs, minlength=hands)
+    return _search(things, loads, bins=each[:, None], enough=enough).rank[: len(owner)]
 
 
 def _search(things: Things, loads: Floats, *, bins: Ints | None, enough: float | None = None) -> Things:
     """Even out, and if that ends too early and the things are few, kick and try again; returns the best."""
-    close = even = enough
-    if close is None or even is None:
-        close, even = loads.mean() * (1 + CLOSE), max(loads.mean() * (1 + EVEN), float(things.cost.max()))
+    costs = things.cost[: things.real]
+    close = enough if enough is not None else loads.mean() * (1 + CLOSE)
+    each = bins.shape[1] if bins is not None else len(costs) // len(loads)
+    even = enough if enough is not None else attainable(costs, ranks=len(loads), each=each)
     _even_out(things, loads, bins=bins, enough=close)
     random = np.random.default_rng(0)
-    for _ in range(min(96, KICKS // things.real) if things.real <= FEW and len(loads) > 1 else 0):
+    for _ in range(min(64, KICKS // things.real) if things.real <= FEW and len(loads) > 1 else 0):
         if loads.max() <= even:
             break
         other, other_loads = copy.deepcopy(things), loads.copy()
@@ -131,9 +137,7 @@ def _fits(things: Things, x: Ints, y: Ints) -> bool:
     return bool((grows <= things.room[things.bin[y]]) & (-grows <= things.room[things.bin[x]]))
 
 
-def _even_out(
-    things: Things, loads: Floats, *, bins: Ints | None, enough: float, rounds: int | None = None
-) -> None:
+def _even_out(things: Things, loads: Floats, *, bins: Ints | None, enough: float, rounds: int | None = None) -> None:
     """Swap in place until no rank costs more than `enough`, the heaviest gains with no other, or the rounds are over.
 
     Without `rounds`, there are more of them for few things than for many. `bins` are those of each rank.
@@ -167,9 +171,7 @@ def _pairs(order: Ints, stuck: int) -> Ints:
     return partner
 
 
-def _best_swaps(
-    things: Things, by_cost: Ints, partner: Ints, loads: Floats, turn: int
-) -> tuple[Ints, Ints, Floats]:
+def _best_swaps(things: Things, by_cost: Ints, partner: Ints, loads: Floats, turn: int) -> tuple[Ints, Ints, Floats]:
     """For each rank with a partner: a thing of its, one of the partner's, and how much closer a swap brings them."""
     rank, cost, size, home = things.rank, things.cost, things.size, things.bin
     order = by_cost[np.argsort(rank[by_cost].astype(np.int16), kind="stable")]

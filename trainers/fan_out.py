@@ -13,9 +13,19 @@ from typing import Literal
 import numpy as np
 
 from asyncrl.engine.records import MicroBatch, Plan
-from asyncrl.trainers.dealing import CLOSE_BY_BINS, Floats, Ints, deal, swap_bins, swap_samples
+from asyncrl.trainers.dealing import (
+    CLOSE_BY_BINS,
+    FEW,
+    Floats,
+    Ints,
+    attainable,
+    deal,
+    swap_bins,
+    swap_freely,
+    swap_samples,
+)
 from asyncrl.trainers.locality import gather_groups
-from asyncrl.trainers.packing import pack, pack_in_order
+from asyncrl.trainers.packing import pack, pack_in_order, pack_into
 
 Cost = Callable[[Ints], Floats] | Mapping[str, float]
 """What samples cost: a function of an array of their tokens (padded), or a number for each key."""
@@ -89,9 +99,10 @@ def plan_batch(
         raise ValueError("nothing to plan: the batch has no samples")
     if updates > 1 and not lockstep:
         raise ValueError(f"updates is {updates}; a plan without lockstep is forward only and updates nothing")
-    _check_budget(lengths, budget_tokens, align)
     samples = _samples(lengths, cost=cost, align=align, ordered=balance)
     capacity = budget_tokens // align
+    if int(samples.units.max()) > capacity:
+        raise ValueError(_too_long(lengths, budget_tokens, align))
     hands: list[list[MicroBatch]] = [[] for _ in range(ranks)]
     counts = []
     for part in _parts(samples, updates, balance=balance):
@@ -111,11 +122,10 @@ def plan_batch(
     return Plan(tuple(map(tuple, hands)), lockstep, tuple(counts) if len(counts) > 1 else ())
 
 
-def _check_budget(lengths: Mapping[str, int], budget_tokens: int, align: int) -> None:
-    too_long = over_budget(lengths, budget_tokens, align=align) if max(lengths.values()) > budget_tokens // align * align else []
-    if too_long:
-        padded = f" (in multiples of {align})" if align > 1 else ""
-        raise ValueError(f"{too_long[0]} has {lengths[too_long[0]]} tokens, over the budget of {budget_tokens}{padded}")
+def _too_long(lengths: Mapping[str, int], budget_tokens: int, align: int) -> str:
+    key = over_budget(lengths, budget_tokens, align=align)[0]
+    padded = f" (in multiples of {align})" if align > 1 else ""
+    return f"{key} has {lengths[key]} tokens, over the budget of {budget_tokens}{padded}"
 
 
 def _samples(lengths: Mapping[str, int], *, cost: Cost | None, align: int, ordered: bool) -> Samples:
@@ -163,7 +173,30 @@ def _in_lockstep(samples: Samples, *, ranks: int, capacity: int) -> Layout:
     rank = swap_bins(rank, costs, ranks=ranks, close=CLOSE_BY_BINS, rounds=6)
     loads = np.bincount(rank, weights=costs, minlength=ranks)
     bins = swap_samples(bins, rank, sizes=samples.units, costs=samples.costs, capacity=capacity, loads=loads)
-    return Layout(bins, rank)
+    layout = Layout(bins, rank)
+    heaviest = _heaviest(samples, layout, ranks)
+    if len(bins) > FEW or heaviest <= attainable(samples.costs, ranks=ranks, each=count // ranks):
+        return layout
+    other = _balanced_first(samples, ranks=ranks, capacity=capacity, each=count // ranks)
+    return layout if other is None or _heaviest(samples, other, ranks) >= heaviest else other
+
+
+def _heaviest(samples: Samples, layout: Layout, ranks: int) -> float:
+    return float(np.bincount(layout.ranks[layout.bins], weights=samples.costs, minlength=ranks).max())
+
+
+def _balanced_first(samples: Samples, *, ranks: int, capacity: int, each: int) -> Layout | None:
+    """Balance samples over ranks and then pack each rank's into `each` micro-batches, if they fit."""
+    longest_first = np.argsort(-samples.units, kind="stable")
+    rank = swap_freely(_deal_samples(samples.costs, ranks), samples.costs, hands=ranks)
+    bins = np.empty_like(longest_first)
+    for index in range(ranks):
+        mine = longest_first[rank[longest_first] == index]
+        some = pack_into(samples.units[mine], each, capacity=capacity) if len(mine) >= each else None
+        if some is None:
+            return None
+        bins[mine] = some + index * each
+    return Layout(bins, np.repeat(np.arange(ranks), each))
 
 
 def _rank_by_rank(samples: Samples, *, ranks: int, capacity: int) -> Layout:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from asyncrl.trainers.dealing import Ints, level
+from asyncrl.trainers.dealing import Ints, swap_freely
 
 FEW = 2048
 """As many samples, or fewer, are swapped between bins where no fit works."""
@@ -27,16 +27,21 @@ def pack(sizes: Ints, *, capacity: int, multiple: int) -> tuple[Ints, int]:
     """
     least = -(-int(sizes.sum()) // capacity)
     count = multiple * max(1, -(-least // multiple))
-    while True:
-        for share in LEVELLED:
-            bins = _pack_into(sizes, count, capacity=capacity, levelled=round(share * len(sizes)))
-            if bins is not None:
-                return bins, count
-        if len(sizes) <= FEW:
-            bins = level(_level(sizes, count)[0], sizes, count=count, capacity=capacity)
-            if bins is not None:
-                return bins, count
+    while (bins := pack_into(sizes, count, capacity=capacity)) is None:
         count += multiple
+    return bins, count
+
+
+def pack_into(sizes: Ints, count: int, *, capacity: int) -> Ints | None:
+    """Return each sample's bin of `count` bins, or None if no way was found; `sizes` descend."""
+    for share in LEVELLED:
+        bins = _fit(sizes, count, capacity=capacity, levelled=round(share * len(sizes)))
+        if bins is not None:
+            return bins
+    if len(sizes) > FEW or int(sizes.sum()) > count * capacity:
+        return None
+    bins = swap_freely(_level(sizes, count)[0], sizes.astype(np.float64), hands=count, enough=capacity)
+    return bins if np.bincount(bins, weights=sizes).max() <= capacity else None
 
 
 def pack_in_order(sizes: Ints, *, capacity: int, multiple: int) -> tuple[Ints, int]:
@@ -57,7 +62,7 @@ def pack_in_order(sizes: Ints, *, capacity: int, multiple: int) -> tuple[Ints, i
     return np.repeat(np.arange(len(starts)), np.subtract(ends, starts)), count
 
 
-def _pack_into(sizes: Ints, count: int, *, capacity: int, levelled: int) -> Ints | None:
+def _fit(sizes: Ints, count: int, *, capacity: int, levelled: int) -> Ints | None:
     if len(sizes) <= count:
         return np.arange(len(sizes))
     large = max(levelled, count) if levelled else 0

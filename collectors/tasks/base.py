@@ -1,11 +1,14 @@
 """A task: prompts, and a reward for a response. Subclass it and name it as `module:Class`."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from asyncrl.engine.records import Prompt
 from asyncrl.engine.records import group as tag
+
+LARGEST_REWARD = 3.4e38
 
 CORE_TAGS = frozenset(
     {
@@ -32,6 +35,9 @@ class Reward:
     parts: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # Advantages travel as float32; within it, sums and squares in float64 stay finite.
+        if self.value is not None and LARGEST_REWARD < abs(self.value) < math.inf:
+            raise ValueError(f"a reward of {self.value:g} is beyond the range of float32; scale it down")
         taken = sorted(CORE_TAGS.intersection(self.parts))
         if taken:
             raise ValueError(f"a part of a reward cannot be called {taken[0]!r}: every group has a tag of that name")

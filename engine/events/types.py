@@ -35,6 +35,7 @@ class Dispatched(Event, frozen=True, kw_only=True, tag="dispatched"):
     dataset: str
     size: int
     collector: str
+    seed: int = 0
     retry_of: int | None = None
 
 
