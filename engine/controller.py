@@ -119,6 +119,7 @@ class Controller:
         )
         self._step = Step(
             config=config,
+            chain=chain,
             progress=progress,
             ranks=world.ranks,
             groups=self.groups,

@@ -4,9 +4,9 @@ Invariant: every sample of a batch that reaches a step has its fate when the ste
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import anyio
 
@@ -17,16 +17,19 @@ from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import Planned, StepEnded, StepStarted
 from asyncrl.engine.front_end import Batch
-from asyncrl.engine.groups import Groups, Settlement, trained_fates
+from asyncrl.engine.groups import Groups, Settlement, drop_fates, trained_fates
 from asyncrl.engine.lifecycle.base import RankHandle
 from asyncrl.engine.records import GroupMeta, Plan
 from asyncrl.engine.records.fate import OVER_BUDGET, STALE
+from asyncrl.engine.records.gaps import LOG_RATIO_MAX, LOG_RATIO_MEAN
 from asyncrl.engine.records.spans import sample_spans, withheld_tokens
 from asyncrl.engine.records.work import RankResult, RankWork
 from asyncrl.engine.versions import Versions
-from asyncrl.filters import Judgement
+from asyncrl.filters import Chain, FilterContext, Judgement
 from asyncrl.trainers.advantages import group_advantages
 from asyncrl.trainers.fan_out import over_budget, plan_batch
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class Step:
         self,
         *,
         config: RunConfig,
+        chain: Chain,
         progress: Progress,
         ranks: Sequence[RankHandle],
         groups: Groups,
@@ -61,6 +65,7 @@ class Step:
         clock: Callable[[], float],
     ) -> None:
         self._config = config
+        self._chain = chain
         self._progress = progress
         self._ranks = ranks
         self._groups = groups
@@ -71,6 +76,9 @@ class Step:
     async def run(self, batch: Batch, *, waited_s: float, poll_hits: int) -> Any | None:
         """Train on a batch's survivors; None, and no step, if no sample of it can be trained."""
         selection = self._select(batch.kept)
+        if self._chain.needs_logprobs and selection.lengths:
+            await self._judge_after_logprobs(batch, selection)
+            selection = self._select(batch.kept)
         if not selection.lengths:
             await self._groups.settle(self._settlements(batch, selection))
             return None
@@ -111,6 +119,37 @@ class Step:
             tasks.start_soon(self._groups.settle, self._settlements(batch, selection))
             tasks.start_soon(send_weights)
         return handle
+
+    async def _judge_after_logprobs(self, batch: Batch, selection: Selection) -> None:
+        """Have the ranks measure log-probabilities, and the chain's last filters judge by them."""
+        plan = plan_batch(
+            selection.lengths,
+            ranks=len(self._ranks),
+            budget_tokens=self._config.trainer.micro_batch_tokens,
+        )
+        gaps: dict[str, tuple[float, float]] = {}
+        for part in await self._on_ranks(plan, selection, lambda rank, work: rank.logprobs(work)):
+            gaps.update(part)
+        stamped = [
+            replace(
+                judgement,
+                group=judgement.group.stamp(
+                    **{
+                        LOG_RATIO_MAX: [gaps[key][0] if key in gaps else None for key in judgement.group.keys],
+                        LOG_RATIO_MEAN: [gaps[key][1] if key in gaps else None for key in judgement.group.keys],
+                    }
+                ),
+            )
+            for judgement in batch.kept
+        ]
+        context = FilterContext(
+            trainer_version=self._versions.trainer, step=self._versions.trainer, seed=self._config.run.seed
+        )
+        judged = self._chain.judge_after_logprobs(stamped, context)
+        batch.kept = [judgement for judgement in judged if judgement.dropped is None]
+        gone = [(j.group, j.dropped) for j in judged if j.dropped is not None]
+        batch.drops.update(reason for _, reason in gone)
+        await self._groups.settle([Settlement(group, drop_fates(group, reason)) for group, reason in gone])
 
     def _select(self, kept: Sequence[Judgement]) -> Selection:
         trainer = self._config.trainer
@@ -193,10 +232,19 @@ class Step:
         )
 
     async def _train(self, plan: Plan, selection: Selection) -> list[RankResult]:
-        total = sum(selection.response_tokens.values())
-        results: dict[int, RankResult] = {}
+        results = await self._on_ranks(plan, selection, lambda rank, work: rank.train(work))
+        trained, planned = sum(result.tokens for result in results), sum(selection.response_tokens.values())
+        if trained != planned:
+            raise AsyncRLError(f"the ranks trained on {trained} tokens; the plan holds {planned}")
+        return results
 
-        async def train_rank(index: int) -> None:
+    async def _on_ranks(
+        self, plan: Plan, selection: Selection, call: Callable[[RankHandle, RankWork], Awaitable[Answer]]
+    ) -> list[Answer]:
+        """Send every rank its part of a plan at once; return the answers by rank."""
+        answers: dict[int, Answer] = {}
+
+        async def one(index: int) -> None:
             keys = {key for micro in plan.ranks[index] for key in micro.keys}
             work = RankWork(
                 step=self._versions.trainer + 1,
@@ -204,22 +252,19 @@ class Step:
                 advantages={key: selection.advantages[key] for key in keys},
                 prompt_tokens={key: selection.prompt_tokens[key] for key in keys},
                 withheld={key: selection.withheld[key] for key in keys},
-                total_tokens=total,
+                total_tokens=sum(selection.response_tokens.values()),
             )
-            results[index] = await self._ranks[index].train(work)
+            answers[index] = await call(self._ranks[index], work)
 
         limit = self._config.trainer.step_timeout_s
         try:
             with anyio.fail_after(limit):
                 async with anyio.create_task_group() as tasks:
                     for index in range(len(self._ranks)):
-                        tasks.start_soon(train_rank, index)
+                        tasks.start_soon(one, index)
         except TimeoutError:
             raise Overdue(f"step {self._versions.trainer + 1} took longer than {limit:g} s") from None
-        trained = sum(result.tokens for result in results.values())
-        if trained != total:
-            raise AsyncRLError(f"the ranks trained on {trained} tokens; the plan holds {total}")
-        return [results[index] for index in range(len(self._ranks))]
+        return [answers[index] for index in range(len(self._ranks))]
 
     def _settlements(self, batch: Batch, selection: Selection) -> list[Settlement]:
         out = []

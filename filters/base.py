@@ -19,6 +19,9 @@ from asyncrl.filters.statistics import RunningStatistics
 from asyncrl.filters.taggers import Tagger
 from asyncrl.filters.verdict import Verdict
 
+CLAIM = "claim"
+AFTER_LOGPROBS = "after_logprobs"
+
 
 @dataclass(frozen=True, slots=True)
 class FilterContext:
@@ -111,6 +114,7 @@ class GroupView:
 class BaseRolloutFilter(ABC):
     """Judges groups. Subclass it, write `judge`, and name it in YAML or with `--filter module:Class`.
 
+    `stage` says when: at the claim, or `after_logprobs`, when the tags of records/gaps.py exist.
     `requires` lists the tags that must exist; they are checked before the first verdict. `taggers`
     are functions that the collector runs on each response's tokens; each writes the tag it is
     listed under.
@@ -118,6 +122,7 @@ class BaseRolloutFilter(ABC):
     the run.
     """
 
+    stage: ClassVar[str] = CLAIM
     requires: ClassVar[tuple[str, ...]] = ()
     taggers: ClassVar[Mapping[str, Tagger]] = {}
 

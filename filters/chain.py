@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from asyncrl.engine.errors import FilterError, TagError
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.fate import FEW_LIVE, NAN_REWARD, NO_TOKENS
-from asyncrl.filters.base import BaseRolloutFilter, FilterContext, GroupView
+from asyncrl.filters.base import AFTER_LOGPROBS, CLAIM, BaseRolloutFilter, FilterContext, GroupView
 from asyncrl.filters.columns import ColumnVerdict, Flags, GroupColumns
 from asyncrl.filters.dynamic_sampling import DynamicSampling, Refill
 from asyncrl.filters.taggers import Tagger
@@ -78,6 +78,23 @@ class Chain:
         """All taggers that the filters ask the collector to run, by tag."""
         return {tag: tagger for filter_ in self.filters for tag, tagger in filter_.taggers.items()}
 
+    @property
+    def needs_logprobs(self) -> bool:
+        """Whether any filter judges after log-probabilities."""
+        return any(filter_.stage == AFTER_LOGPROBS for filter_ in self.filters)
+
+    def judge_after_logprobs(self, judgements: Sequence[Judgement], context: FilterContext) -> list[Judgement]:
+        """Judge kept groups, now with the tags of that stage, on top of what was said at the claim."""
+        out: list[Judgement] = []
+        for _, run in groupby(judgements, key=lambda judgement: judgement.group.size):
+            before = list(run)
+            groups = [judgement.group for judgement in before]
+            self._check_required(groups, AFTER_LOGPROBS)
+            verdicts = Verdicts(GroupColumns(groups))
+            verdicts.carry_on(before)
+            out += self._ask_all(verdicts, context, AFTER_LOGPROBS).judgements()
+        return out
+
     def judge(self, groups: Sequence[GroupMeta], context: FilterContext) -> list[Judgement]:
         """Judge groups in order; TagError or FilterError if tags or a filter break the contract."""
         runs = (list(run) for _, run in groupby(groups, key=lambda group: group.size))
@@ -85,11 +102,17 @@ class Chain:
 
     def judge_columns(self, groups: Sequence[GroupMeta], context: FilterContext) -> "Verdicts":
         """Judge groups of one size; like `judge`, with the answer in columns."""
-        self._check_required(groups)
+        self._check_required(groups, CLAIM)
         verdicts = Verdicts(GroupColumns(groups))
         verdicts.mask_unusable(self.stats[FRONT_END])
         self._drop_few_live(verdicts)
+        return self._ask_all(verdicts, context, CLAIM)
+
+    def _ask_all(self, verdicts: "Verdicts", context: FilterContext, stage: str) -> "Verdicts":
+        """Ask the filters of a stage, in order, of what is still open."""
         for filter_ in self.filters:
+            if filter_.stage != stage:
+                continue
             columns = verdicts.columns
             if not columns.open.any():
                 break
@@ -129,9 +152,9 @@ class Chain:
         for name, filter_ in zip(mine, self.filters, strict=True):
             filter_.load_state_dict(states[name])
 
-    def _check_required(self, groups: Sequence[GroupMeta]) -> None:
+    def _check_required(self, groups: Sequence[GroupMeta], stage: str) -> None:
         for filter_ in self.filters:
-            for tag in filter_.requires:
+            for tag in filter_.requires if filter_.stage == stage else ():
                 lacking = next((group for group in groups if tag not in group.tags), None)
                 if lacking is not None:
                     raise TagError(
@@ -195,6 +218,18 @@ class Verdicts:
             if flags.any():
                 self.masked[flags] = self._code(reason, FRONT_END)
                 stats.masked[reason] += int(flags.sum())
+
+    def carry_on(self, judgements: Sequence[Judgement]) -> None:
+        """Take over which samples earlier filters masked, and which are live."""
+        live = np.zeros_like(self.columns.live)
+        trained = np.zeros_like(self.columns.trained)
+        for i, judgement in enumerate(judgements):
+            live[i, list(judgement.live)] = True
+            trained[i, list(judgement.trained)] = True
+            for sample, reason in judgement.masked.items():
+                self.masked[i, sample] = self._code(reason, "")
+        self.columns.live, self.columns.trained = live, trained
+        _lock(self.columns)
 
     def drop(self, reason: str, by: str, flags: Flags, stats: FilterStats) -> None:
         """Drop the open groups in `flags`, but for those rescued from this reason."""
@@ -291,6 +326,7 @@ def _namespaced(name: str, reason: str) -> str:
 def _check_column_verdict(filter_: BaseRolloutFilter, verdict: Any, columns: GroupColumns) -> None:
     if not isinstance(verdict, ColumnVerdict):
         raise FilterError(f"filter {filter_.name} said {verdict!r}; judge_columns returns a ColumnVerdict")
+    shapes: list[tuple[str, Flags, tuple[int, ...]]]
     shapes = [(reason, flags, (columns.n,)) for reason, flags in verdict.drops.items()]
     shapes += [(reason, flags, (columns.n, columns.size)) for reason, (flags, _) in verdict.masks.items()]
     for reason, flags, shape in shapes:

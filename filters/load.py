@@ -13,6 +13,7 @@ from asyncrl.filters.chain import Chain
 from asyncrl.filters.content import Duplicate, Repetition
 from asyncrl.filters.dynamic_sampling import DynamicSampling
 from asyncrl.filters.history import Difficulty, Quota
+from asyncrl.filters.importance import ImportanceOutliers
 from asyncrl.filters.length import Length, Overlong, Truncated
 from asyncrl.filters.reward import FiniteReward, MinLive
 from asyncrl.filters.staleness import Staleness
@@ -33,6 +34,7 @@ BUILT_IN: Mapping[str, type[BaseRolloutFilter]] = {
     "finite_reward": FiniteReward,
     "min_live": MinLive,
     "quota": Quota,
+    "importance_outliers": ImportanceOutliers,
 }
 
 

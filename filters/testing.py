@@ -70,8 +70,14 @@ def make_context(trainer_version: int = TRAINER_VERSION, *, step: int = 0, seed:
 
 
 def judge(filter_: BaseRolloutFilter, *groups: GroupMeta, context: FilterContext | None = None) -> list[Judgement]:
-    """Judge groups by one filter, in the chain that also guards it in a run."""
-    return Chain([filter_]).judge(groups, context or make_context())
+    """Judge groups by one filter, in the chain that also guards it in a run, at the filter's own stage."""
+    chain, context = Chain([filter_]), context or make_context()
+    judgements = chain.judge(groups, context)
+    if not chain.needs_logprobs:
+        return judgements
+    kept = chain.judge_after_logprobs([j for j in judgements if j.dropped is None], context)
+    after = {judgement.group.keys: judgement for judgement in kept}
+    return [after.get(judgement.group.keys, judgement) for judgement in judgements]
 
 
 def check_filter(
@@ -104,6 +110,8 @@ def _filler_tags(group: GroupMeta) -> dict[str, Any]:
     return {
         "response_hash": [i % 3 for i in range(group.size)],
         "repetition_4": [0.1 * (i % 8) for i in range(group.size)],
+        "log_ratio_max": [1.5 * i for i in range(group.size)],
+        "log_ratio_mean": [0.1 * i for i in range(group.size)],
     }
 
 
@@ -133,7 +141,7 @@ def _judged(
 ) -> list[tuple[Any, ...]]:
     """Return judgements as plain tuples; an error becomes a FilterContractError that says what was checked."""
     try:
-        judgements = Chain([filter_]).judge(groups, make_context())
+        judgements = judge(filter_, *groups)
     except (FilterError, TagError) as error:
         raise _fail(filter_, str(error)) from error
     except Exception as error:  # A user's code may raise anything; here that is a finding.
@@ -216,7 +224,7 @@ def _check_columns(make: Callable[[], BaseRolloutFilter], groups: Sequence[Group
         return
     plain = make()
     by_column = _judged(filter_, groups)
-    one_by_one = []
+    one_by_one: list[tuple[str | None, tuple[int, ...]] | None] = []
     for group in groups:
         view = GroupView.of(group)
         if len(view.live) < 2:
@@ -239,7 +247,7 @@ def _check_required(make: Callable[[], BaseRolloutFilter], group: GroupMeta) -> 
             raise _fail(make(), f"requires tag {name!r}, which check_filter has not; give it by tags=")
         bare = GroupMeta(group.keys, {k: v for k, v in group.tags.items() if k != name})
         try:
-            Chain([make()]).judge([bare], make_context())
+            judge(make(), bare)
         except TagError:
             continue
         raise _fail(make(), f"passed a group without its required tag {name!r}")

@@ -124,7 +124,8 @@ def read_module(path: Path, name: str, stand_ins: Mapping[str, ModuleType]) -> M
     sys.modules.update(stand_ins)
     try:
         spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
+        if spec is None or spec.loader is None:
+            raise ImportError(f"no module at {path}")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
@@ -299,9 +300,7 @@ def main() -> None:
         lengths = log_normal(count, options.seed)
         repeats = options.runs if count < 100_000 else 2
         figures |= ours(lengths, ranks, name=name, runs=repeats, seed=options.seed)
-    for short in ("bins", "lower_bound", "fill", "imbalance", "imbalance_flops"):
-        what, _, flops = short.partition("_flops") if short.endswith("_flops") else (short, "", "")
-        figures[short] = figures[f"{what}_16384" + ("_flops" if short.endswith("_flops") else flops)]
+    figures |= {short: figures[f"{short}_16384"] for short in ("bins", "lower_bound", "fill", "imbalance")}
     with tempfile.TemporaryDirectory() as folder:
         peers = dict.fromkeys(LOADERS) if options.no_peers else load_peers(Path(folder))
         shared = [(name, log_normal(count, options.seed), ranks) for name, count, ranks in runs[1:3]]

@@ -145,10 +145,10 @@ def _feed_forward(fields: Mapping[str, Any], layer: int) -> int:
     matrices = 2 if fields.get("model_type") in UNGATED | UNGATED_TOO else 3
     experts = _get(fields, "num_experts")
     if not experts or not _is_sparse(fields, layer):
-        return matrices * hidden * (_get(fields, "intermediate_size") or 4 * hidden)
+        return matrices * hidden * int(_get(fields, "intermediate_size") or 4 * hidden)
     width = _get(fields, "moe_intermediate_size") or _number(fields, "intermediate_size")
     shared = _get(fields, "shared_expert_intermediate_size") or (_get(fields, "n_shared_experts") or 0) * width
-    return matrices * hidden * (_number(fields, "num_experts_per_tok") * width + shared) + hidden * experts
+    return int(matrices * hidden * (_number(fields, "num_experts_per_tok") * width + shared) + hidden * experts)
 
 
 def _is_sparse(fields: Mapping[str, Any], layer: int) -> bool:

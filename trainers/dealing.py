@@ -7,6 +7,7 @@ stuck before they are even: those are kicked (some swaps at random, by a fixed s
 """
 
 import copy
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +23,8 @@ NEAR = np.arange(-4, 4)
 """Partners that a thing is tried against: the eight whose costs are closest to what would make a pair equal."""
 FEW = 256
 """As many things, or fewer, are few."""
-KICKS = 4096
-"""Kicks times things, at most."""
+KICKS = 16
+"""As many in vain, one after another, are the last."""
 SWAPS_A_KICK = 3
 EVEN = 5e-4
 """Good enough: no kicks for ranks within this share of the mean."""
@@ -60,20 +61,28 @@ def deal(costs: Floats, *, ranks: int) -> Ints:
     return rank
 
 
+def totals(owner: Ints, costs: Floats, *, hands: int) -> Floats:
+    """Return what each of `hands` bins or ranks costs in all."""
+    return np.bincount(owner, weights=costs, minlength=hands).astype(np.float64)
+
+
 def attainable(costs: Floats, *, ranks: int, each: int) -> float:
     """Return a load of the heaviest rank that is good enough: even, or what its costliest sample forces on it.
 
     A rank has `each` micro-batches at least, so the costliest sample has company of the cheapest.
+    Whole costs do not add up to less than a whole number.
     """
+    mean = float(costs.sum()) / ranks
     forced = float(costs.max() + (each - 1) * costs.min())
-    return max(float(costs.sum()) / ranks * (1 + EVEN), forced * (1 + CLOSE))
+    whole = math.ceil(mean) if (costs == np.rint(costs)).all() else 0
+    return max(mean * (1 + EVEN), forced * (1 + CLOSE), whole)
 
 
 def swap_bins(rank: Ints, costs: Floats, *, ranks: int, close: float = CLOSE, rounds: int | None = None) -> Ints:
     """Return the rank of each bin after swaps of whole bins."""
     nothing = np.zeros(len(rank), np.int64)
     things = Things(rank.copy(), costs, nothing, nothing, np.zeros(1, np.int64), np.zeros(1, np.int64), len(rank))
-    loads = np.bincount(rank, weights=costs, minlength=ranks)
+    loads = totals(rank, costs, hands=ranks)
     if rounds is None:
         return _search(things, loads, bins=None).rank
     _even_out(things, loads, bins=None, enough=loads.mean() * (1 + close), rounds=rounds)
@@ -106,7 +115,7 @@ def swap_freely(owner: Ints, costs: Floats, *, hands: int, enough: float | None 
     members = np.bincount(owner, minlength=hands)
     nothing = np.zeros(len(home), np.int64)
     things = Things(home, np.concatenate([costs, none]), nothing, home.copy(), none, members, len(owner))
-    loads = np.bincount(owner, weights=costs, minlength=hands)
+    loads = totals(owner, costs, hands=hands)
     return _search(things, loads, bins=each[:, None], enough=enough).rank[: len(owner)]
 
 
@@ -118,17 +127,17 @@ def _search(things: Things, loads: Floats, *, bins: Ints | None, enough: float |
     even = enough if enough is not None else attainable(costs, ranks=len(loads), each=each)
     _even_out(things, loads, bins=bins, enough=close)
     random = np.random.default_rng(0)
-    for _ in range(min(64, KICKS // things.real) if things.real <= FEW and len(loads) > 1 else 0):
-        if loads.max() <= even:
-            break
+    vain = 0
+    while things.real <= FEW and len(loads) > 1 and vain < KICKS and loads.max() > even:
         other, other_loads = copy.deepcopy(things), loads.copy()
         for _ in range(SWAPS_A_KICK):
             x, y = random.integers(things.real, size=(2, 1))
             if other.rank[x] != other.rank[y] and _fits(other, x, y):
                 _swap(other, x, y, other_loads)
         _even_out(other, other_loads, bins=bins, enough=close)
+        vain += 1
         if other_loads.max() < loads.max():
-            things, loads = other, other_loads
+            things, loads, vain = other, other_loads, 0
     return things
 
 

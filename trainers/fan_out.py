@@ -23,6 +23,7 @@ from asyncrl.trainers.dealing import (
     swap_bins,
     swap_freely,
     swap_samples,
+    totals,
 )
 from asyncrl.trainers.locality import gather_groups
 from asyncrl.trainers.packing import pack, pack_in_order, pack_into
@@ -165,13 +166,13 @@ def _in_lockstep(samples: Samples, *, ranks: int, capacity: int) -> Layout:
     longest_first = np.argsort(-samples.units, kind="stable")
     bins = np.empty_like(longest_first)
     bins[longest_first], count = pack(samples.units[longest_first], capacity=capacity, multiple=ranks)
-    costs = np.bincount(bins, weights=samples.costs, minlength=count)
+    costs = totals(bins, samples.costs, hands=count)
     costs[np.bincount(bins, minlength=count) == 0] = samples.costs[samples.shortest]
     rank = deal(costs, ranks=ranks)
     if count >= len(bins):
         return Layout(bins, swap_bins(rank, costs, ranks=ranks))
     rank = swap_bins(rank, costs, ranks=ranks, close=CLOSE_BY_BINS, rounds=6)
-    loads = np.bincount(rank, weights=costs, minlength=ranks)
+    loads = totals(rank, costs, hands=ranks)
     bins = swap_samples(bins, rank, sizes=samples.units, costs=samples.costs, capacity=capacity, loads=loads)
     layout = Layout(bins, rank)
     heaviest = _heaviest(samples, layout, ranks)
@@ -182,7 +183,7 @@ def _in_lockstep(samples: Samples, *, ranks: int, capacity: int) -> Layout:
 
 
 def _heaviest(samples: Samples, layout: Layout, ranks: int) -> float:
-    return float(np.bincount(layout.ranks[layout.bins], weights=samples.costs, minlength=ranks).max())
+    return float(totals(layout.ranks[layout.bins], samples.costs, hands=ranks).max())
 
 
 def _balanced_first(samples: Samples, *, ranks: int, capacity: int, each: int) -> Layout | None:
@@ -201,7 +202,7 @@ def _balanced_first(samples: Samples, *, ranks: int, capacity: int, each: int) -
 
 def _rank_by_rank(samples: Samples, *, ranks: int, capacity: int) -> Layout:
     """Balance samples over ranks, whatever the micro-batches; then pack each rank's by themselves."""
-    rank = _deal_samples(samples.costs, ranks)
+    rank = swap_freely(_deal_samples(samples.costs, ranks), samples.costs, hands=ranks)
     longest_first = np.argsort(-samples.units, kind="stable")
     bins = np.empty_like(longest_first)
     of_bins: list[int] = []

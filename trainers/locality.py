@@ -47,7 +47,7 @@ def gather_groups(
     def fits(x: int, y: int) -> bool:
         grows, dearer = size[x] - size[y], cost[x] - cost[y]
         fit_bins = grows <= room[at[y]] and -grows <= room[at[x]]
-        return fit_bins and load[rank_of[at[x]]] - dearer <= most and load[rank_of[at[y]]] + dearer <= most
+        return bool(fit_bins and load[rank_of[at[x]]] - dearer <= most and load[rank_of[at[y]]] + dearer <= most)
 
     for x in sorted(range(len(at)), key=lambda index: (groups[index], index)):
         here, there = rank_of[at[x]], home[groups[x]]

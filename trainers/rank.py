@@ -3,7 +3,7 @@
 Invariant: after every step all ranks hold equal weights, since all apply the same summed gradient.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.offload import Offload
 from asyncrl.engine.outbox import Numbered, Outbox
+from asyncrl.engine.records import MicroBatch
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, TOKENS
 from asyncrl.engine.records.work import RankResult, RankWork
 from asyncrl.engine.weights.base import WeightTransport
@@ -49,19 +50,8 @@ class TrainerRank:
 
     async def train(self, work: RankWork) -> RankResult:
         """Run one step of the plan; returns sums over this rank's trained tokens."""
-        keys = list(dict.fromkeys(key for batch in work.micro_batches for key in batch.keys))
-        columns = await self._plane.read(self._partition, keys, COLUMNS)
-        at = {key: i for i, key in enumerate(keys)}
         sums = StepSums()
-        for batch in work.micro_batches:
-            rows = Rows(
-                tokens=[columns[TOKENS][at[key]] for key in batch.keys],
-                logprobs=[columns[LOGPROBS][at[key]] for key in batch.keys],
-                prompt_tokens=[work.prompt_tokens[key] for key in batch.keys],
-                advantages=[work.advantages[key] for key in batch.keys],
-                withheld=[work.withheld[key] for key in batch.keys],
-                filler=batch.filler,
-            )
+        async for _, rows in self._rows(work):
             part = await self._offload(partial(self._backend.accumulate, rows, work.total_tokens))
             sums.loss += part.loss
             sums.ratio += part.ratio
@@ -70,6 +60,35 @@ class TrainerRank:
             sums.tokens += part.tokens
         norm = await self._update(self._learning_rate)
         return RankResult(sums.loss, sums.ratio, sums.clipped, sums.kl, sums.tokens, norm)
+
+    async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:
+        """Return, by key, the largest size and the mean of log π - log π_sampler over trained tokens."""
+        gaps: dict[str, tuple[float, float]] = {}
+        async for batch, rows in self._rows(work):
+            if batch.filler:
+                continue
+            ratios = await self._offload(partial(self._backend.log_ratios, rows))
+            for key, ratio in zip(batch.keys, ratios, strict=True):
+                gaps[key] = (float(ratio.abs().max()), float(ratio.mean())) if ratio.numel() else (0.0, 0.0)
+        return gaps
+
+    async def _rows(self, work: RankWork) -> AsyncIterator[tuple[MicroBatch, Rows]]:
+        """Fetch this rank's rows in one read; yield them by micro-batch."""
+        keys = list(dict.fromkeys(key for batch in work.micro_batches for key in batch.keys))
+        columns = await self._plane.read(self._partition, keys, COLUMNS)
+        at = {key: i for i, key in enumerate(keys)}
+        for batch in work.micro_batches:
+            yield (
+                batch,
+                Rows(
+                    tokens=[columns[TOKENS][at[key]] for key in batch.keys],
+                    logprobs=[columns[LOGPROBS][at[key]] for key in batch.keys],
+                    prompt_tokens=[work.prompt_tokens[key] for key in batch.keys],
+                    advantages=[work.advantages[key] for key in batch.keys],
+                    withheld=[work.withheld[key] for key in batch.keys],
+                    filler=batch.filler,
+                ),
+            )
 
     async def warm_up(
         self, examples: Sequence[tuple[list[int], int]], *, steps: int, batch: int, learning_rate: float

@@ -96,6 +96,10 @@ class RemoteRank(RemoteActor):
         result: RankResult = await self._call("train", work, timeout_s=self._step_timeout_s)
         return result
 
+    async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:
+        gaps: dict[str, tuple[float, float]] = await self._call("logprobs", work, timeout_s=self._step_timeout_s)
+        return gaps
+
     async def warm_up(
         self, examples: Sequence[tuple[list[int], int]], *, steps: int, batch: int, learning_rate: float
     ) -> float:

@@ -124,6 +124,7 @@ class FakeRank:
     plane: DataPlane
     seconds: Callable[[int], float] = lambda _: 1.0
     fail: Callable[[int], None] = lambda _: None
+    gap: Callable[[str], tuple[float, float]] = lambda _: (0.0, 0.0)
     trained: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     outbox: Outbox = field(default_factory=Outbox)
     steps: int = 0
@@ -139,6 +140,10 @@ class FakeRank:
         self.steps = work.step
         tokens = sum(len(v) - work.withheld[key] for key, v in zip(keys, columns[LOGPROBS], strict=True))
         return RankResult(0.0, float(tokens), 0, 0.0, tokens, 1.0)
+
+    async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:
+        await anyio.sleep(self.seconds(work.step))
+        return {key: self.gap(key) for batch in work.micro_batches if not batch.filler for key in batch.keys}
 
     async def warm_up(
         self, examples: Sequence[tuple[list[int], int]], *, steps: int, batch: int, learning_rate: float

@@ -42,6 +42,9 @@ class Backend(Protocol):
     def accumulate(self, rows: Rows, total_tokens: int) -> StepSums:
         """Add the gradient of this micro-batch's loss sum / `total_tokens`; return its sums."""
 
+    def log_ratios(self, rows: Rows) -> list[torch.Tensor]:
+        """Return per sample log π - log π_sampler of its trained tokens; no gradient."""
+
     def accumulate_supervised(self, tokens: Sequence[torch.Tensor], prompt_tokens: Sequence[int], total: int) -> float:
         """Add the gradient of the negative log-likelihood of the answers / `total` tokens; return its part."""
 

@@ -63,6 +63,16 @@ class TorchBackend:
             tokens=int(sums.tokens),
         )
 
+    @torch.inference_mode()
+    def log_ratios(self, rows: Rows) -> list[torch.Tensor]:
+        logprobs = self._logprobs(rows.tokens)
+        return [
+            logprobs[i, prompt - 1 : prompt - 1 + sampled.shape[0]][skip:] - sampled[skip:].to(logprobs.dtype)
+            for i, (prompt, sampled, skip) in enumerate(
+                zip(rows.prompt_tokens, rows.logprobs, rows.withheld, strict=True)
+            )
+        ]
+
     def accumulate_supervised(self, tokens: Sequence[torch.Tensor], prompt_tokens: Sequence[int], total: int) -> float:
         logprobs = self._logprobs(tokens)
         mask = torch.zeros_like(logprobs, dtype=torch.bool)

@@ -114,6 +114,7 @@ async def _claim_and_filter(
         seed=0,
         poll_s=0.1,
         starve_timeout_s=20,
+        lease_s=600,
         more_may_come=lambda: True,
     )
     batch = await front_end.next_batch()
