@@ -89,6 +89,7 @@ class Controller:
         self._events = events
         self._progress = progress
         self._clock = clock
+        self.chain = chain
         self.versions = Versions(collector.name for collector in world.collectors)
         self.groups = Groups(
             plane=world.plane,

@@ -65,8 +65,9 @@ class Staleness(BaseRolloutFilter):
         if self._by_dataset:
             known = [self._by_dataset.get(group.dataset, self._max_age) for group in groups.groups]
             limits = np.array([np.inf if limit is None else limit for limit in known])
-        drops = {"stale": ages > limits}
+        stale = ages > limits
+        drops = {"stale": stale}
         if self._max_mean_token_age is not None:
-            means = np.array([np.mean(mean_token_ages(g, context.trainer_version)) for g in groups.groups])
-            drops["stale_tokens"] = means > self._max_mean_token_age
+            token_ages = np.array([mean_token_ages(g, context.trainer_version) for g in groups.groups])
+            drops["stale_tokens"] = ~stale & (groups.live_means(token_ages) > self._max_mean_token_age)
         return ColumnVerdict(drops=drops)

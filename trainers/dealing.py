@@ -9,6 +9,7 @@ stuck before they are even: those are kicked (some swaps at random, by a fixed s
 import copy
 import math
 from dataclasses import dataclass
+from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,12 +127,12 @@ def _search(things: Things, loads: Floats, *, bins: Ints | None, enough: float |
     each = bins.shape[1] if bins is not None else len(costs) // len(loads)
     even = enough if enough is not None else attainable(costs, ranks=len(loads), each=each)
     _even_out(things, loads, bins=bins, enough=close)
-    random = np.random.default_rng(0)
+    random = Random(0)  # Its `random` alone is the same in every version, as a replayed plan must be.
     vain = 0
     while things.real <= FEW and len(loads) > 1 and vain < KICKS and loads.max() > even:
         other, other_loads = copy.deepcopy(things), loads.copy()
         for _ in range(SWAPS_A_KICK):
-            x, y = random.integers(things.real, size=(2, 1))
+            x, y = np.array([[int(random.random() * things.real)] for _ in range(2)])
             if other.rank[x] != other.rank[y] and _fits(other, x, y):
                 _swap(other, x, y, other_loads)
         _even_out(other, other_loads, bins=bins, enough=close)

@@ -81,6 +81,7 @@ def simulate(
     generators: Sequence[FakeGenerator] | None = None,
     rank_seconds: Callable[[int], float] = lambda _: 1.0,
     rank_fail: Callable[[int], None] = lambda _: None,
+    rank_gap: Callable[[str], tuple[float, float]] = lambda _: (0.0, 0.0),
     filters: Sequence[BaseRolloutFilter] | None = None,
     wrap: Callable[[DataPlane], DataPlane] = lambda plane: plane,
     beside: Callable[[Controller], Any] | None = None,
@@ -100,6 +101,11 @@ def simulate(
             )
         )
         await plane.register(train_partition(config))
+        chain = (
+            build_chain(config.filters, min_live=config.rollout.min_live)
+            if filters is None
+            else Chain(filters, min_live=config.rollout.min_live)
+        )
         collectors = [
             Collector(
                 f"collector{i}",
@@ -114,21 +120,19 @@ def simulate(
                 max_new_tokens=config.rollout.max_new_tokens,
                 group_timeout_s=config.collector.group_timeout_s,
                 put_timeout_s=config.collector.put_timeout_s,
+                taggers=chain.taggers,
             )
             for i, generator in enumerate(used_generators)
         ]
         ranks = [
-            FakeRank(f"rank{i}", plane, seconds=rank_seconds, fail=rank_fail if i == 0 else lambda _: None)
+            FakeRank(
+                f"rank{i}", plane, seconds=rank_seconds, fail=rank_fail if i == 0 else lambda _: None, gap=rank_gap
+            )
             for i in range(config.trainer.ranks)
         ]
         world = World(plane, collectors, ranks, used_task.prompts(), [])
         ledger, progress, collected = Ledger(), Progress(config.run.reward_window), _Collected()
         events = EventLog(clock=virtual_clock, wall=virtual_clock, folds=[ledger, progress, collected])
-        chain = (
-            build_chain(config.filters, min_live=config.rollout.min_live)
-            if filters is None
-            else Chain(filters, min_live=config.rollout.min_live)
-        )
         controller = Controller(config, world, chain=chain, events=events, progress=progress, clock=virtual_clock)
         async with anyio.create_task_group() as tasks:
             if beside is not None:
