@@ -1,16 +1,18 @@
 """The event log's types: one JSON object a line, tagged by `type`.
 
 `seq` is monotonic, `t` seconds since the run began (the run's own clock), `wall` Unix time.
-Keys, groups and versions are those of the data plane.
+Keys, groups and versions are those of the data plane. A field added by a later schema has a
+default, so that every older log can be read; docs/event-log.md says what came when.
 """
 
 import math
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -22,9 +24,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
+    """`config` holds every value in force; `process_wall` is when the process was created."""
+
     schema: int
     config: dict[str, Any]
     software: dict[str, str]
+    process_wall: float | None = None
 
 
 class Dispatched(Event, frozen=True, kw_only=True, tag="dispatched"):
@@ -37,6 +42,22 @@ class Dispatched(Event, frozen=True, kw_only=True, tag="dispatched"):
     collector: str
     seed: int = 0
     retry_of: int | None = None
+
+
+class Span(Event, frozen=True, kw_only=True, tag="span"):
+    """Response tokens of a group that one version produced; one event a version, oldest first."""
+
+    group: int
+    version: int
+    tokens: int
+
+
+class Finished(Event, frozen=True, kw_only=True, tag="finished"):
+    """A group is generated and scored. `seconds` since its collector took it up; null if that is not known."""
+
+    group: int
+    tokens: int
+    seconds: float | None = None
 
 
 class Put(Event, frozen=True, kw_only=True, tag="put"):
@@ -59,8 +80,24 @@ class Claimed(Event, frozen=True, kw_only=True, tag="claimed"):
     groups: list[int]
 
 
+class ClaimReturned(Event, frozen=True, kw_only=True, tag="claim_returned"):
+    """Claimed groups are ready again, by their owner's wish."""
+
+    groups: list[int]
+
+
+class OwnerDead(Event, frozen=True, kw_only=True, tag="owner_dead"):
+    """A supervisor declared an owner of claims dead; what it had claimed is ready again."""
+
+    owner: str
+    groups: list[int]
+
+
 class Judged(Event, frozen=True, kw_only=True, tag="judged"):
-    """The verdict on one group of a batch: kept (`dropped` is null), or dropped for a reason by a filter."""
+    """The verdict on one group of a batch: kept (`dropped` is null), or dropped for a reason by a filter.
+
+    `digest` is that of the tags that were judged; it ties the verdict to the put.
+    """
 
     group: int
     batch: int
@@ -68,6 +105,7 @@ class Judged(Event, frozen=True, kw_only=True, tag="judged"):
     dropped: str | None
     by: str
     masked: dict[int, str]
+    digest: int | None = None
 
 
 class BatchJudged(Event, frozen=True, kw_only=True, tag="batch_judged"):
@@ -79,6 +117,18 @@ class BatchJudged(Event, frozen=True, kw_only=True, tag="batch_judged"):
     attempts: int
     reward_sum: float
     reward_count: int
+
+
+class BatchTaken(Event, frozen=True, kw_only=True, tag="batch_taken"):
+    """The trainer took a batch: what is judged from here on is for the version after it."""
+
+    batch: int
+
+
+class BatchGivenUp(Event, frozen=True, kw_only=True, tag="batch_given_up"):
+    """A batch that was taken makes no step: no sample of it can be trained."""
+
+    batch: int
 
 
 class Planned(Event, frozen=True, kw_only=True, tag="planned"):
@@ -141,19 +191,45 @@ class Released(Event, frozen=True, kw_only=True, tag="released"):
     groups: list[int]
 
 
+class Checkpointed(Event, frozen=True, kw_only=True, tag="checkpointed"):
+    """The state of the run after everything before this event is on disk."""
+
+    path: str
+    version: int
+
+
+class Resumed(Event, frozen=True, kw_only=True, tag="resumed"):
+    """The run goes on from a checkpoint: events with a number above `after`, up to this one, are void.
+
+    `after` is the number of the last event that the checkpoint holds.
+    """
+
+    checkpoint: str
+    after: int
+
+
 class RunEnded(Event, frozen=True, kw_only=True, tag="run_ended"):
+    """`keys_left` counts keys of the run in the data plane; null if it no longer answered."""
+
     code: int
     reason: str
+    keys_left: int | None = None
 
 
 AnyEvent = (
     RunStarted
     | Dispatched
+    | Span
+    | Finished
     | Put
     | GroupFailed
     | Claimed
+    | ClaimReturned
+    | OwnerDead
     | Judged
     | BatchJudged
+    | BatchTaken
+    | BatchGivenUp
     | Planned
     | StepStarted
     | StepEnded
@@ -163,6 +239,8 @@ AnyEvent = (
     | Published
     | Settled
     | Released
+    | Checkpointed
+    | Resumed
     | RunEnded
 )
 
@@ -176,8 +254,18 @@ def _written(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
     if isinstance(value, list | tuple):
+        if float not in set(map(type, value)):
+            return value
         return [_written(item) for item in value]
     return value
+
+
+_digests = msgspec.json.Encoder(order="deterministic")
+
+
+def digest(tags: Mapping[str, Any]) -> int:
+    """Return the CRC-32 of tags in their written form, whatever their order."""
+    return zlib.crc32(_digests.encode(written(tags)))
 
 
 def unwritten(tags: Mapping[str, Any]) -> dict[str, Any]:

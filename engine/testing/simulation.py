@@ -1,10 +1,15 @@
 """The real controller, collectors, front end and data plane around fakes, in virtual time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeVar
 
+import anyio
+from pydantic import ValidationError
+
 from asyncrl.collectors.collector import Collector
+from asyncrl.collectors.generators.base import Generator
 from asyncrl.collectors.tasks import Task
 from asyncrl.configs import Override, RunConfig, load
 from asyncrl.engine.controller import Controller
@@ -12,24 +17,27 @@ from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.ending import Ending
 from asyncrl.engine.events.ledger import Ledger
-from asyncrl.engine.events.log import EventLog
+from asyncrl.engine.events.log import EventLog, Fold
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import AnyEvent
-from asyncrl.engine.lifecycle.base import PARTITION, World
+from asyncrl.engine.lifecycle.base import PARTITION, CollectorHandle, RankHandle, World
 from asyncrl.engine.lifecycle.parts import train_partition
-from asyncrl.engine.model.tokenizer import CharTokenizer
+from asyncrl.engine.model.tokenizer import CharTokenizer, Tokenizer
 from asyncrl.engine.offload import in_place
 from asyncrl.engine.testing.audit import Audit
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeRank, FakeTask
 from asyncrl.engine.testing.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.filters import BaseRolloutFilter, Chain, build_chain
+from asyncrl.filters.taggers import Tagger
 
 Kind = TypeVar("Kind", bound=AnyEvent)
 
 
 @dataclass(slots=True)
-class _Collected:
+class Collected:
+    """The events of a run, in order."""
+
     events: list[AnyEvent] = field(default_factory=list)
 
     def apply(self, event: AnyEvent) -> None:
@@ -40,12 +48,14 @@ class _Collected:
 class Outcome:
     """What a simulated run left: its ending, folds, events, and the keys still in the data plane."""
 
+    config: RunConfig
     ending: Ending
     ledger: Ledger
     progress: Progress
     events: list[AnyEvent]
     keys_left: list[str]
     seconds: float
+    generators: Sequence[FakeGenerator]
     ranks: Sequence[FakeRank]
     controller: Controller
 
@@ -59,6 +69,11 @@ class Outcome:
         return Audit.of(self.events)
 
 
+@cache
+def _default() -> dict[str, Any]:
+    return load("default").config.model_dump()
+
+
 def simulated_config(**values: Any) -> RunConfig:
     """Load the default preset with overrides; `rollout__group_size=4` sets rollout.group_size."""
     small = {
@@ -69,9 +84,82 @@ def simulated_config(**values: Any) -> RunConfig:
         "run.steps": 5,
         "supervision.starve_timeout_s": 1000.0,
     }
-    given = {path.replace("__", "."): value for path, value in values.items()}
-    overrides = [Override(path, value, "test") for path, value in {**small, **given}.items()]
-    return load("default", overrides).config
+    given = {**small, **{path.replace("__", "."): value for path, value in values.items()}}
+    tree = {section: dict(fields) if isinstance(fields, dict) else fields for section, fields in _default().items()}
+    for path, value in given.items():
+        section, dot, name = path.partition(".")
+        if not dot:
+            tree[section] = value
+        elif isinstance(tree.get(section), dict):
+            tree[section][name] = value
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError:  # Slower, and with the message that a user would see.
+        return load("default", [Override(path, value, "test") for path, value in given.items()]).config
+
+
+def build_collectors(
+    config: RunConfig,
+    generators: Sequence[Generator],
+    *,
+    task: Task,
+    tokenizer: Tokenizer,
+    plane: DataPlane,
+    collector: type[Collector] = Collector,
+    taggers: Mapping[str, Tagger] | None = None,
+) -> list[Collector]:
+    """Put the real collector around each generator."""
+    return [
+        collector(
+            f"collector{i}",
+            generator=generator,
+            task=task,
+            tokenizer=tokenizer,
+            plane=plane,
+            partition=PARTITION,
+            transport=InProcess(),
+            offload=in_place,
+            temperature=config.rollout.temperature,
+            max_new_tokens=config.rollout.max_new_tokens,
+            group_timeout_s=config.collector.group_timeout_s,
+            put_timeout_s=config.collector.put_timeout_s,
+            taggers=taggers,
+        )
+        for i, generator in enumerate(generators)
+    ]
+
+
+async def local_plane(config: RunConfig, kind: type[LocalPlane] = LocalPlane) -> LocalPlane:
+    """Make the in-process plane of a configuration, on virtual time, with its partition."""
+    data_plane = config.data_plane
+    plane = kind(clock=virtual_clock, capacity_rows=data_plane.capacity_rows, lease_s=data_plane.lease_s)
+    await plane.register(train_partition(config))
+    return plane
+
+
+async def run_controller(
+    config: RunConfig,
+    *,
+    plane: DataPlane,
+    collectors: Sequence[CollectorHandle],
+    ranks: Sequence[RankHandle],
+    task: Task,
+    chain: Chain,
+    folds: Sequence[Fold],
+    progress: Progress,
+    controller: type[Controller] = Controller,
+    beside: Callable[[Controller], Any] | None = None,
+) -> tuple[Controller, Ending]:
+    """Run the loop to its ending on the running loop's clock; `beside` runs with it."""
+    events = EventLog(clock=virtual_clock, wall=virtual_clock, folds=folds)
+    world = World(plane, collectors, ranks, task.prompts(), [])
+    made = controller(config, world, chain=chain, events=events, progress=progress, clock=virtual_clock)
+    async with anyio.create_task_group() as tasks:
+        if beside is not None:
+            tasks.start_soon(beside, made)
+        ending = await made.run()
+        tasks.cancel_scope.cancel()
+    return made, ending
 
 
 def simulate(
@@ -85,69 +173,64 @@ def simulate(
     filters: Sequence[BaseRolloutFilter] | None = None,
     wrap: Callable[[DataPlane], DataPlane] = lambda plane: plane,
     beside: Callable[[Controller], Any] | None = None,
+    collector: type[Collector] = Collector,
+    controller: type[Controller] = Controller,
+    rank: type[FakeRank] = FakeRank,
 ) -> Outcome:
-    """Run `config` in virtual time. `wrap` puts faults around the plane; `beside` runs with the controller."""
+    """Run `config` in virtual time. `wrap` puts faults around the plane; `beside` runs with the controller.
+
+    `collector`, `controller` and `rank` are the classes to run, for a test that plants a fault in one.
+    """
     used_task = task or FakeTask()
     used_generators = list(generators or [FakeGenerator()])
 
     async def main() -> Outcome:
-        import anyio
-
-        plane = wrap(
-            LocalPlane(
-                clock=virtual_clock,
-                capacity_rows=config.data_plane.capacity_rows,
-                lease_s=config.data_plane.lease_s,
-            )
-        )
-        await plane.register(train_partition(config))
+        plane = wrap(await local_plane(config))
         chain = (
             build_chain(config.filters, min_live=config.rollout.min_live)
             if filters is None
             else Chain(filters, min_live=config.rollout.min_live)
         )
-        collectors = [
-            Collector(
-                f"collector{i}",
-                generator=generator,
-                task=used_task,
-                tokenizer=CharTokenizer(),
-                plane=plane,
-                partition=PARTITION,
-                transport=InProcess(),
-                offload=in_place,
-                temperature=1.0,
-                max_new_tokens=config.rollout.max_new_tokens,
-                group_timeout_s=config.collector.group_timeout_s,
-                put_timeout_s=config.collector.put_timeout_s,
-                taggers=chain.taggers,
-            )
-            for i, generator in enumerate(used_generators)
-        ]
+        collectors = build_collectors(
+            config,
+            used_generators,
+            task=used_task,
+            tokenizer=CharTokenizer(),
+            plane=plane,
+            collector=collector,
+            taggers=chain.taggers,
+        )
         ranks = [
-            FakeRank(
+            rank(
                 f"rank{i}", plane, seconds=rank_seconds, fail=rank_fail if i == 0 else lambda _: None, gap=rank_gap
             )
             for i in range(config.trainer.ranks)
         ]
-        world = World(plane, collectors, ranks, used_task.prompts(), [])
-        ledger, progress, collected = Ledger(), Progress(config.run.reward_window), _Collected()
-        events = EventLog(clock=virtual_clock, wall=virtual_clock, folds=[ledger, progress, collected])
-        controller = Controller(config, world, chain=chain, events=events, progress=progress, clock=virtual_clock)
-        async with anyio.create_task_group() as tasks:
-            if beside is not None:
-                tasks.start_soon(beside, controller)
-            ending = await controller.run()
-            tasks.cancel_scope.cancel()
+        ledger, progress, collected = Ledger(), Progress(config.run.reward_window), Collected()
+        made, ending = await run_controller(
+            config,
+            plane=plane,
+            collectors=collectors,
+            ranks=ranks,
+            task=used_task,
+            chain=chain,
+            # The events come first, so that they hold what a fold refused.
+            folds=[collected, ledger, progress],
+            progress=progress,
+            controller=controller,
+            beside=beside,
+        )
         return Outcome(
+            config=config,
             ending=ending,
             ledger=ledger,
             progress=progress,
             events=collected.events,
             keys_left=await plane.keys(PARTITION),
             seconds=virtual_clock(),
+            generators=used_generators,
             ranks=ranks,
-            controller=controller,
+            controller=made,
         )
 
     return run_virtual(main)

@@ -20,7 +20,7 @@ from asyncrl.filters import (
     mask,
 )
 from asyncrl.filters.load import BUILT_IN
-from asyncrl.filters.testing import FilterContractError, check_filter, judge, make_group
+from asyncrl.filters.testing import FilterContractError, check_filter, judge
 
 NEEDS: Mapping[str, dict[str, Any]] = {
     "length": {"max_tokens": 100},
@@ -122,7 +122,7 @@ class IgnoresAMissingTag(Good):
         (LoadsNothing, "does not take back"),
         (NumbersItsReasons, "different reasons"),
         (ColumnsDisagree, "judge_columns says None"),
-        (IgnoresAMissingTag, "requires tag 'mood'"),
+        (IgnoresAMissingTag, "needs tag 'mood'"),
     ],
 )
 def test_a_planted_fault_is_found(faulty: type[BaseRolloutFilter], says: str) -> None:
