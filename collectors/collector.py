@@ -146,6 +146,7 @@ class Collector:
 
     async def _collect(self, grant: Grant, version: int) -> None:
         """Bring one grant to its one message, a put notice or a failure."""
+        started = anyio.current_time()
         try:
             rolled = await self._attempt(grant, version)
             if isinstance(rolled, GroupFailure):
@@ -154,7 +155,7 @@ class Collector:
             else:
                 group, columns = rolled
                 await self._put(group, columns)
-                self._outbox.post(PutNotice(group))
+                self._outbox.post(PutNotice(group, round(anyio.current_time() - started, 6)))
         finally:
             del self._in_flight[grant.group]
 

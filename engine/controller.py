@@ -45,6 +45,8 @@ from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import (
     Acknowledged,
+    BatchGivenUp,
+    BatchTaken,
     Published,
     PublishFailed,
     PublishStarted,
@@ -282,9 +284,9 @@ class Controller:
 
     def _hear(self, name: str, message: Message) -> None:
         match message:
-            case PutNotice(group):
+            case PutNotice(group, seconds):
                 self._failures_in_a_row = 0
-                self.groups.arrive(group)
+                self.groups.arrive(group, seconds=seconds)
             case Served(version):
                 self.versions.acknowledge(name, version)
                 self._events.append(Acknowledged(generator=name, version=version))
@@ -311,6 +313,7 @@ class Controller:
                         return
                     if batch.kept:
                         await out.send(batch)
+                        self._events.append(BatchTaken(batch=batch.index))
                         self.versions.hand_over()
                     else:
                         log.warning("a batch without survivors is no step", batch=batch.index, drops=dict(batch.drops))
@@ -341,6 +344,7 @@ class Controller:
                 batch, waited_s=self._clock() - waited_from, poll_hits=self.front_end.poll_hits
             )
             if published is None:
+                self._events.append(BatchGivenUp(batch=batch.index))
                 self.versions.give_up()
                 self.groups.release(batch.judged)
             else:

@@ -18,7 +18,7 @@ import structlog
 from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.errors import Overdue, RefillExhausted
 from asyncrl.engine.events.log import EventLog
-from asyncrl.engine.events.types import BatchJudged, Judged
+from asyncrl.engine.events.types import BatchJudged, Judged, digest
 from asyncrl.engine.groups import Groups, Settlement, drop_fates
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.columns import COLUMNS
@@ -274,6 +274,7 @@ class FrontEnd:
                     dropped=reason,
                     by=judgement.by if judgement else "front_end",
                     masked=dict(judgement.masked) if judgement else {},
+                    digest=digest(group.tags),
                 )
             )
             if reason is not None:

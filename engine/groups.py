@@ -12,15 +12,18 @@ from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import (
     Claimed,
     Dispatched,
+    Finished,
     GroupFailed,
     Put,
     Released,
     Settled,
+    Span,
     written,
 )
 from asyncrl.engine.records import Grant, GroupMeta, Prompt
 from asyncrl.engine.records import group as tag
 from asyncrl.engine.records.fate import CANCELLED, RUN_ENDED, STALE, TRAINED, dropped, failed, masked
+from asyncrl.engine.records.spans import tokens_by_version
 from asyncrl.engine.run_ahead import RunAhead
 
 
@@ -103,12 +106,18 @@ class Groups:
         """Return the oldest version that a group in flight may carry."""
         return min((self.stamps[group] for group in self.in_flight), default=None)
 
-    def arrive(self, group: GroupMeta) -> None:
-        """Note that a group is in the data plane; a notice that comes after the claim changes nothing."""
+    def arrive(self, group: GroupMeta, *, seconds: float | None = None) -> None:
+        """Note that a group is in the data plane; a notice that comes after the claim changes nothing.
+
+        `seconds` is how long it took its collector, if that is known.
+        """
         if self.in_flight.pop(group.group, None) is None:
             return
         self.buffered[group.group] = group
         self.arrivals += 1
+        for version, tokens in sorted(tokens_by_version(group).items()):
+            self._log.append(Span(group=group.group, version=version, tokens=tokens))
+        self._log.append(Finished(group=group.group, tokens=sum(group.response_tokens), seconds=seconds))
         self._log.append(Put(group=group.group, keys=list(group.keys), tags=written(group.tags)))
         self.changed.notify()
 

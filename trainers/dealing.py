@@ -26,7 +26,7 @@ FEW = 256
 """As many things, or fewer, are few."""
 KICKS = 16
 """As many in vain, one after another, are the last."""
-SWAPS_A_KICK = 3
+SWAPS_A_KICK = 4
 EVEN = 5e-4
 """Good enough: no kicks for ranks within this share of the mean."""
 LOOKED_AT = 1024
@@ -106,10 +106,10 @@ def swap_samples(bins: Ints, rank: Ints, *, sizes: Ints, costs: Floats, capacity
     return _search(things, loads.copy(), bins=bins_of).bin[: things.real]
 
 
-def swap_freely(owner: Ints, costs: Floats, *, hands: int, enough: float | None = None) -> Ints:
+def swap_freely(owner: Ints, costs: Floats, *, hands: int, enough: float | None = None, kicks: int = KICKS) -> Ints:
     """Return the owner of each sample, of `hands` bins or ranks, after swaps and moves without regard to room.
 
-    Stops once none has more than `enough`.
+    Stops once none has more than `enough`, or after so many `kicks` in vain.
     """
     none, each = np.zeros(hands, np.int64), np.arange(hands)
     home = np.concatenate([owner, each])
@@ -117,10 +117,12 @@ def swap_freely(owner: Ints, costs: Floats, *, hands: int, enough: float | None 
     nothing = np.zeros(len(home), np.int64)
     things = Things(home, np.concatenate([costs, none]), nothing, home.copy(), none, members, len(owner))
     loads = totals(owner, costs, hands=hands)
-    return _search(things, loads, bins=each[:, None], enough=enough).rank[: len(owner)]
+    return _search(things, loads, bins=each[:, None], enough=enough, kicks=kicks).rank[: len(owner)]
 
 
-def _search(things: Things, loads: Floats, *, bins: Ints | None, enough: float | None = None) -> Things:
+def _search(
+    things: Things, loads: Floats, *, bins: Ints | None, enough: float | None = None, kicks: int = KICKS
+) -> Things:
     """Even out, and if that ends too early and the things are few, kick and try again; returns the best."""
     costs = things.cost[: things.real]
     close = enough if enough is not None else loads.mean() * (1 + CLOSE)
@@ -129,7 +131,7 @@ def _search(things: Things, loads: Floats, *, bins: Ints | None, enough: float |
     _even_out(things, loads, bins=bins, enough=close)
     random = Random(0)  # Its `random` alone is the same in every version, as a replayed plan must be.
     vain = 0
-    while things.real <= FEW and len(loads) > 1 and vain < KICKS and loads.max() > even:
+    while things.real <= FEW and len(loads) > 1 and vain < kicks and loads.max() > even:
         other, other_loads = copy.deepcopy(things), loads.copy()
         for _ in range(SWAPS_A_KICK):
             x, y = np.array([[int(random.random() * things.real)] for _ in range(2)])

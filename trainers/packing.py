@@ -16,6 +16,8 @@ from asyncrl.trainers.dealing import Ints, swap_freely
 
 FEW = 2048
 """As many samples, or fewer, are swapped between bins where no fit works."""
+KICKS = 64
+"""A micro-batch more costs every rank more than the search."""
 LEVELLED = (1.0, 0.6, 0.3, 0.0)
 """Shares of the samples, from the largest, that worst fit places before best fit places the rest."""
 
@@ -40,7 +42,7 @@ def pack_into(sizes: Ints, count: int, *, capacity: int) -> Ints | None:
             return bins
     if len(sizes) > FEW or int(sizes.sum()) > count * capacity:
         return None
-    bins = swap_freely(_level(sizes, count)[0], sizes.astype(np.float64), hands=count, enough=capacity)
+    bins = swap_freely(_level(sizes, count)[0], sizes.astype(np.float64), hands=count, enough=capacity, kicks=KICKS)
     return bins if np.bincount(bins, weights=sizes).max() <= capacity else None
 
 

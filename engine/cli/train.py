@@ -98,8 +98,9 @@ def _train(loaded: Loaded, directory: Path) -> int:
         soft_wrap=True,
     )
     ledger, progress = Ledger(), Progress(loaded.config.run.reward_window)
+    folds = [ledger, progress]
     with log_to(directory / "log.jsonl"):
-        events = EventLog(clock=time.monotonic, wall=time.time, folds=[ledger, progress], path=directory / FILE_NAME)
+        events = EventLog(clock=time.monotonic, wall=time.time, folds=folds, path=directory / FILE_NAME, threaded=True)
         view = View(ledger=ledger, progress=progress, console=console, clock=time.monotonic)
         run = _Run(loaded, events, ledger, progress, view)
         ending = anyio.run(run.go)

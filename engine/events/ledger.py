@@ -11,7 +11,9 @@ from typing import Any
 from asyncrl.engine.events.types import (
     AnyEvent,
     Claimed,
+    ClaimReturned,
     Dispatched,
+    OwnerDead,
     Put,
     Settled,
     StepStarted,
@@ -48,6 +50,9 @@ class Ledger:
             case Claimed():
                 for group in event.groups:
                     self._move(group, Place.CLAIMED)
+            case ClaimReturned() | OwnerDead():
+                for group in event.groups:
+                    self._return(group)
             case StepStarted():
                 for group in event.groups:
                     self._move(group, Place.IN_TRAINING)
@@ -97,6 +102,12 @@ class Ledger:
         if group not in self._groups:
             raise ValueError(f"group {group} is unknown, or has its fate already")
         return self._groups[group]
+
+    def _return(self, group: int) -> None:
+        where, size = self._known(group)
+        if where is not Place.CLAIMED:
+            raise ValueError(f"group {group} cannot be ready again: it is {where}")
+        self._groups[group] = (Place.BUFFERED, size)
 
     def _move(self, group: int, place: Place) -> None:
         where, size = self._known(group)

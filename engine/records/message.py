@@ -7,9 +7,10 @@ from asyncrl.engine.records.group import GroupMeta
 
 @dataclass(frozen=True, slots=True)
 class PutNotice:
-    """A whole group is in the data plane."""
+    """A whole group is in the data plane; `seconds` is how long it took to generate, score and put."""
 
     group: GroupMeta
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

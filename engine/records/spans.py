@@ -32,6 +32,17 @@ def sample_spans(group: GroupMeta) -> list[list[tuple[int, int, int]]]:
     return [read_spans(text, n) for text, n in zip(group.sample_tag(SPANS), lengths, strict=True)]
 
 
+def tokens_by_version(group: GroupMeta) -> dict[int, int]:
+    """Return how many response tokens of a group each version produced."""
+    if SPANS not in group.tags:
+        return {group.version: sum(group.response_tokens)}
+    found: dict[int, int] = {}
+    for spans in sample_spans(group):
+        for version, first, end in spans:
+            found[version] = found.get(version, 0) + end - first
+    return found
+
+
 def withheld_tokens(group: GroupMeta, oldest_allowed: int) -> list[int]:
     """Return per sample how many leading tokens are from before version `oldest_allowed`.
 

@@ -95,12 +95,13 @@ def test_16384_samples_are_packed_to_the_bound_and_even() -> None:
     assert all(batch.tokens <= CAPACITY for rank in plan.ranks for batch in rank)
 
 
-def test_bins_are_found_where_only_swaps_find_them() -> None:
-    """Longest first, worst fit or best, wants four bins for these, which add up to exactly three."""
-    lengths = {f"v0_p0_g{i}": n for i, n in enumerate([44, 24, 24, 22, 21, 17, 8, 8, 6, 6])}
-    plan = plan_batch(lengths, ranks=1, budget_tokens=60)
-    assert len(plan.ranks[0]) == 3
-    assert [batch.tokens for batch in plan.ranks[0]] == [60, 60, 60]
+@pytest.mark.parametrize(
+    ("sizes", "budget"), [([44, 24, 24, 22, 21, 17, 8, 8, 6, 6], 60), ([16, 14, 13, 12, 10, 8, 7, 7, 3], 30)]
+)
+def test_micro_batches_are_as_few_as_only_swaps_make_them(sizes: list[int], budget: int) -> None:
+    """Longest first, worst fit or best, wants four for these, which just fit into three."""
+    plan = plan_batch({f"v0_p0_g{i}": n for i, n in enumerate(sizes)}, ranks=1, budget_tokens=budget)
+    assert [batch.tokens for batch in plan.ranks[0]] == [budget] * 3
 
 
 def test_ranks_are_evened_out_by_cost_and_not_by_tokens() -> None:

@@ -13,6 +13,17 @@ from asyncrl.trainers.fan_out import over_budget, plan_batch
 
 BUDGET = 48
 some_lengths = st.lists(st.integers(1, BUDGET), min_size=1, max_size=40)
+
+
+def square(tokens: Any) -> Any:
+    return tokens * 1.0 * tokens
+
+
+def inverse(tokens: Any) -> Any:
+    """The longer, the cheaper: room for a swap must hold both ways."""
+    return 100.0 / tokens
+
+
 some_options = st.fixed_dictionaries(
     {
         "align": st.sampled_from([1, 2, 4, 16]),
@@ -20,7 +31,7 @@ some_options = st.fixed_dictionaries(
         "balance": st.booleans(),
         "order": st.sampled_from(["costliest_first", "cheap_ends"]),
         "grouped": st.booleans(),
-        "square": st.booleans(),
+        "cost": st.sampled_from([None, square, inverse]),
     }
 )
 
@@ -37,13 +48,12 @@ def padded(tokens: int, align: int) -> int:
     return -(-tokens // align) * align
 
 
-def planned(lengths: dict[str, int], *, ranks: int, grouped: bool, square: bool, **options: Any) -> Plan:
+def planned(lengths: dict[str, int], *, ranks: int, grouped: bool, **options: Any) -> Plan:
     return plan_batch(
         lengths,
         ranks=ranks,
         budget_tokens=BUDGET,
         groups={key: group_of(key) for key in lengths} if grouped else None,
-        cost=(lambda tokens: tokens * 1.0 * tokens) if square else None,
         **options,
     )
 

@@ -1,0 +1,97 @@
+"""The files of an event log: one that grows, `events.jsonl`, and finished segments beside it.
+
+Invariant: every line stands in one segment, in order; a finished segment (`events-000001.jsonl`, and
+`.gz` once it is compressed) never changes. `events.index.json` says which numbers stand where; it
+only saves time and can always be made anew.
+"""
+
+import gzip
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+FILE_NAME = "events.jsonl"
+INDEX = "events.index.json"
+_FINISHED = "events-??????.jsonl"
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished segment: its file, the numbers of its first and last event, and its lines' bytes."""
+
+    file: str
+    first: int
+    last: int
+    bytes: int
+
+
+class Index(msgspec.Struct, frozen=True, kw_only=True):
+    format: int = 1
+    segments: list[Segment] = []
+
+
+def read_index(folder: Path) -> Index:
+    """Return the index of a folder, an empty one if there is none."""
+    path = folder / INDEX
+    return msgspec.json.decode(path.read_bytes(), type=Index) if path.exists() else Index()
+
+
+def segment_files(folder: Path) -> list[Path]:
+    """List the files of a log in the order of their events; FileNotFoundError if there are none."""
+    finished: dict[str, Path] = {}
+    for path in (*folder.glob(f"{_FINISHED}.gz"), *folder.glob(_FINISHED)):
+        # Both exist if a crash came between the compression and the removal; they hold the same.
+        finished[path.name.removesuffix(".gz")] = path
+    files = [finished[name] for name in sorted(finished)]
+    if (folder / FILE_NAME).exists():
+        files.append(folder / FILE_NAME)
+    if not files:
+        raise FileNotFoundError(f"{folder} holds no event log: neither {FILE_NAME} nor {_FINISHED}")
+    return files
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the whole lines of one file; a torn last one is passed over."""
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line
+
+
+class Finisher:
+    """Makes finished segments of the growing file."""
+
+    def __init__(self, growing: Path) -> None:
+        self._growing = growing
+        self._segments: list[Segment] = []
+        # One thread names segments while another compresses them.
+        self._lock = threading.Lock()
+
+    def rename(self, first: int, last: int) -> Path:
+        """Give the growing file, whole and closed, its number."""
+        with self._lock:
+            growing, number = self._growing, len(self._segments) + 1
+            path = growing.with_name(f"{growing.stem}-{number:06d}.jsonl")
+            self._segments.append(Segment(file=path.name, first=first, last=last, bytes=growing.stat().st_size))
+            growing.rename(path)
+            self._write_index()
+            return path
+
+    def compress(self, path: Path) -> None:
+        """Replace a finished segment by its compressed form; at every moment one of them is whole."""
+        packed, part = path.with_name(f"{path.name}.gz"), path.with_name(f"{path.name}.gz.part")
+        with path.open("rb") as source, gzip.open(part, "wb", compresslevel=1) as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+        part.replace(packed)
+        with self._lock:
+            at = next(i for i, segment in enumerate(self._segments) if segment.file == path.name)
+            self._segments[at] = msgspec.structs.replace(self._segments[at], file=packed.name)
+            self._write_index()
+        path.unlink()
+
+    def _write_index(self) -> None:
+        part = self._growing.with_name(f"{INDEX}.part")
+        part.write_bytes(msgspec.json.encode(Index(segments=self._segments)) + b"\n")
+        part.replace(self._growing.with_name(INDEX))

@@ -1,0 +1,191 @@
+"""Puts events into files: in the caller's thread, or in one of its own, off the critical path.
+
+Invariant: lines come in the order of `write`; after `close` all of them are on the disk.
+"""
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Protocol
+
+import msgspec
+
+from asyncrl.engine.events.segments import Finisher
+from asyncrl.engine.events.types import AnyEvent
+
+SEGMENT_BYTES = 64 << 20
+_LULL_S = 0.2
+_MOST_PENDING = 100_000
+_CHUNK = 4096
+
+
+class Writer(Protocol):
+    def write(self, event: AnyEvent) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class FileWriter:
+    """Writes lines in the caller's thread. A file of `segment_bytes` or more is finished and given to `compress`."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        compress: Callable[[Finisher, Path], None] = Finisher.compress,
+    ) -> None:
+        self._path = path
+        self._segment_bytes = segment_bytes
+        self._compress = compress
+        self._finisher = Finisher(path)
+        self._file: IO[bytes] | None = path.open("wb")
+        self._encode = msgspec.json.Encoder().encode
+        self._bytes = 0
+        self._first = 0
+
+    def write(self, event: AnyEvent) -> None:
+        self.write_many((event,))
+
+    def write_many(self, events: Sequence[AnyEvent]) -> None:
+        """Write events in one call to the file; a segment may end at any of them."""
+        lines: list[bytes] = []
+        size = self._bytes
+        first = self._first
+        for event in events:
+            first = first or event.seq
+            line = self._encode(event)
+            lines.append(line)
+            size += len(line) + 1
+            if size >= self._segment_bytes:
+                self._put(lines)
+                self._finish(first, event.seq)
+                lines, size, first = [], 0, 0
+        self._put(lines)
+        self._bytes, self._first = size, first
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._sync()
+            self._file = None
+
+    def _put(self, lines: Sequence[bytes]) -> None:
+        if lines:
+            if self._file is None:
+                raise ValueError(f"{self._path} is closed")
+            self._file.write(b"\n".join(lines) + b"\n")
+
+    def _finish(self, first: int, last: int) -> None:
+        self._sync()
+        self._compress(self._finisher, self._finisher.rename(first, last))
+        self._file = self._path.open("wb")
+
+    def _sync(self) -> None:
+        assert self._file is not None
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+class ThreadedWriter:
+    """Encodes and writes in one thread, compresses in another; the caller pays for an append to a list.
+
+    An error of the thread is raised in the caller's next call. `cpu_s` is what both threads used.
+    """
+
+    def __init__(self, path: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._writer = FileWriter(path, segment_bytes=segment_bytes, compress=self._start_compressing)
+        self._pending: deque[AnyEvent] = deque()
+        self._wake = threading.Condition()
+        self._flush = False
+        self._closing = False
+        self._error: BaseException | None = None
+        self._compressing: list[threading.Thread] = []
+        self.cpu_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="event-log", daemon=True)
+        self._thread.start()
+
+    def write(self, event: AnyEvent) -> None:
+        self._pending.append(event)
+        if len(self._pending) >= _MOST_PENDING:
+            with self._wake:
+                self._wake.notify_all()
+                self._wake.wait_for(lambda: len(self._pending) < _MOST_PENDING or self._error is not None)
+        if self._error is not None:
+            self._raise()
+
+    def flush(self) -> None:
+        """Ask for what is written to be in the file soon; does not wait for it."""
+        with self._wake:
+            self._flush = True
+            self._wake.notify_all()
+        self._raise()
+
+    def close(self) -> None:
+        """Return when all is on the disk and compressed."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+        self._thread.join()
+        for thread in self._compressing:
+            thread.join()
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise OSError(f"the event log could not be written: {self._error}") from self._error
+
+    def _run(self) -> None:
+        try:
+            closing = False
+            while not closing:
+                with self._wake:
+                    self._wake.wait_for(self._due, timeout=_LULL_S)
+                    closing, flush, self._flush = self._closing, self._flush, False
+                # `write` appends without the lock: what is there now is taken, one by one.
+                self._write_pending()
+                with self._wake:
+                    self._wake.notify_all()
+                if flush:
+                    self._writer.flush()
+            self._writer.close()
+        except BaseException as error:  # The thread's edge: the caller hears it at its next call.
+            self._error = error
+            with self._wake:
+                self._wake.notify_all()
+        finally:
+            self.cpu_s += time.thread_time()
+
+    def _write_pending(self) -> None:
+        while self._pending:
+            count = min(len(self._pending), _CHUNK)
+            self._writer.write_many([self._pending.popleft() for _ in range(count)])
+
+    def _due(self) -> bool:
+        return self._flush or self._closing or len(self._pending) >= _MOST_PENDING
+
+    def _start_compressing(self, finisher: Finisher, path: Path) -> None:
+        def compress() -> None:
+            before = time.thread_time()
+            try:
+                # One after the other: the index has one writer at a time.
+                if earlier is not None:
+                    earlier.join()
+                finisher.compress(path)
+            except BaseException as error:  # The thread's edge, as above.
+                self._error = error
+            self.cpu_s += time.thread_time() - before
+
+        earlier = self._compressing[-1] if self._compressing else None
+        thread = threading.Thread(target=compress, name="event-log-compress", daemon=True)
+        self._compressing.append(thread)
+        thread.start()

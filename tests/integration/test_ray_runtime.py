@@ -1,0 +1,133 @@
+"""Whole runs on Ray and TransferQueue through the installed command, and how they end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+COMMAND = str(Path(sys.executable).parent / "asyncrl")
+
+FILTER = """
+from asyncrl.filters import BaseRolloutFilter, drop, keep
+
+
+class EvenPrompts(BaseRolloutFilter):
+    requires = ("prompt",)
+
+    def judge(self, group, context):
+        return drop("odd") if group.meta.prompt % 2 else keep()
+"""
+
+
+class Run:
+    """A run of the installed command in a folder of its own, in its own process group."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        self.directory = folder / "run"
+        command = [COMMAND, "train", "--run-dir", "run", *arguments]
+        self.process = subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        self.children: list[psutil.Process] = []
+
+    def wait_for(self, event: str, timeout_s: float = 90) -> None:
+        """Wait until the event log has an event of this type; note the processes that run then."""
+        deadline = time.monotonic() + timeout_s
+        log = self.directory / "events.jsonl"
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if log.exists() and f'"type":"{event}"' in log.read_text(encoding="utf-8", errors="replace"):
+                break
+            time.sleep(0.2)
+        self.children = psutil.Process(self.process.pid).children(recursive=True)
+
+    def finish(self, timeout_s: float = 100) -> tuple[int, str, dict[str, Any]]:
+        output, _ = self.process.communicate(timeout=timeout_s)
+        summary = json.loads((self.directory / "summary.json").read_text(encoding="utf-8"))
+        return self.process.returncode, output, summary
+
+    def left(self) -> list[str]:
+        """Return what still runs of the run's processes, after a moment to die."""
+        _, alive = psutil.wait_procs(self.children, timeout=10)
+        return [" ".join(process.cmdline()[:2]) for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[list[Run]]:
+    started: list[Run] = []
+    yield started
+    for run in started:
+        if run.process.poll() is None:
+            os.killpg(run.process.pid, signal.SIGKILL)
+        for child in run.children:
+            if child.is_running():
+                child.kill()
+
+
+def test_a_short_run_with_a_filter_from_the_users_folder(tmp_path: Path, runs: list[Run]) -> None:
+    """Two ranks, one collector, TransferQueue: the ledger balances, ages are bounded, only loopback listens."""
+    (tmp_path / "my_filter.py").write_text(FILTER, encoding="utf-8")
+    run = Run(tmp_path, "--max-staleness", "2", "--filter", "my_filter:EvenPrompts", "--set", "run.batches=40")
+    runs.append(run)
+    run.wait_for("step_ended")
+    listening = {
+        connection.laddr.ip
+        for process in (psutil.Process(run.process.pid), *run.children)
+        if process.is_running()
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    code, output, summary = run.finish()
+    assert code == 0, output
+    assert summary["exit"] == {"code": 0, "reason": "batch limit reached"}
+    assert listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    ledger = summary["ledger"]
+    ended = ledger["trained"] + sum(sum(ledger[kind].values()) for kind in ("masked", "dropped", "failed"))
+    assert ledger["dispatched"] == ended
+    assert ledger["dropped"]["EvenPrompts/odd"] > 0
+    assert [ledger[place] for place in ("in_flight", "buffered", "claimed", "in_training")] == [0, 0, 0, 0]
+    assert summary["data_plane_keys_left"] == 0
+    assert 0 <= summary["trained_age_max"] <= 2
+    assert summary["steps"] > 0
+    assert run.left() == []
+
+
+@pytest.mark.parametrize("actor", ["CollectorActor", "RankActor"])
+def test_an_actors_death_ends_the_run_in_seconds_with_its_name(tmp_path: Path, runs: list[Run], actor: str) -> None:
+    """B1, invariant 9: exit 1, the first cause, and nothing left behind."""
+    run = Run(tmp_path)
+    runs.append(run)
+    run.wait_for("batch_judged")
+    victim = next(child for child in run.children if child.is_running() and actor in " ".join(child.cmdline()))
+    victim.kill()
+    killed = time.monotonic()
+    code, output, summary = run.finish()
+    assert time.monotonic() - killed < 30
+    assert code == 1
+    assert summary["exit"]["reason"].startswith("ActorDied: ")
+    assert ("collector0" if actor == "CollectorActor" else "rank") in summary["exit"]["reason"]
+    assert "error: ActorDied" in output
+    assert summary["data_plane_keys_left"] == 0
+    assert run.left() == []
+
+
+def test_an_interrupt_finishes_the_step_settles_and_ends_with_130(tmp_path: Path, runs: list[Run]) -> None:
+    run = Run(tmp_path)
+    runs.append(run)
+    run.wait_for("step_started")
+    os.killpg(run.process.pid, signal.SIGINT)
+    code, output, summary = run.finish()
+    assert (code, summary["exit"]["reason"]) == (130, "interrupted"), output
+    ledger = summary["ledger"]
+    assert [ledger[place] for place in ("in_flight", "buffered", "claimed", "in_training")] == [0, 0, 0, 0]
+    assert ledger["dropped"]["run_ended"] > 0
+    assert summary["data_plane_keys_left"] == 0
+    assert run.left() == []
