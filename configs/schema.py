@@ -109,6 +109,11 @@ class Trainer(Section):
     """Data-parallel ranks."""
     micro_batch_tokens: Count
     """Token budget of one micro-batch."""
+    packed: bool
+    """Run a micro-batch as one row with a block-diagonal mask, without padding, instead of padded rows."""
+    loss_normalisation: Literal["token_mean", "sequence_mean", "constant"]
+    """What a token counts: `token_mean` over the batch (DAPO); `sequence_mean` (GRPO); `constant`: sums divided
+    by samples times max_new_tokens (Dr. GRPO)."""
     over_budget: Literal["mask", "error"]
     """A sample longer than the budget: masked(over_budget), or the run ends."""
     learning_rate: Annotated[float, Field(gt=0)]

@@ -125,6 +125,7 @@ class Controller:
             chain=chain,
             progress=progress,
             ranks=world.ranks,
+            cost=world.cost,
             groups=self.groups,
             versions=self.versions,
             log=events,

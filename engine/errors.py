@@ -58,3 +58,7 @@ class ActorDied(AsyncRLError, RuntimeError):
 
 class RefillExhausted(AsyncRLError, RuntimeError):
     """Dynamic sampling used up its attempts; the message names the drops by reason."""
+
+
+class TraceError(AsyncRLError, ValueError):
+    """An event log is not there, cannot be read, or does not hold what was asked of it."""

@@ -18,6 +18,7 @@ from asyncrl.engine.events.types import (
     Released,
     Settled,
     Span,
+    digest_written,
     written,
 )
 from asyncrl.engine.records import Grant, GroupMeta, Prompt
@@ -115,10 +116,12 @@ class Groups:
             return
         self.buffered[group.group] = group
         self.arrivals += 1
-        for version, tokens in sorted(tokens_by_version(group).items()):
+        by_version = tokens_by_version(group) if tag.RESPONSE_TOKENS in group.tags else {}
+        for version, tokens in sorted(by_version.items()):
             self._log.append(Span(group=group.group, version=version, tokens=tokens))
-        self._log.append(Finished(group=group.group, tokens=sum(group.response_tokens), seconds=seconds))
-        self._log.append(Put(group=group.group, keys=list(group.keys), tags=written(group.tags)))
+        self._log.append(Finished(group=group.group, tokens=sum(by_version.values()), seconds=seconds))
+        tags = written(group.tags)
+        self._log.append(Put(group=group.group, keys=list(group.keys), tags=tags, digest=digest_written(tags)))
         self.changed.notify()
 
     def fail(self, group: int, reason: str, error: str) -> None:

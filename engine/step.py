@@ -9,25 +9,28 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import anyio
+import numpy as np
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine import metrics
 from asyncrl.engine.errors import AsyncRLError, Overdue
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.progress import Progress
-from asyncrl.engine.events.types import Planned, StepEnded, StepStarted
+from asyncrl.engine.events.types import Measured, Planned, StepEnded, StepStarted, written
 from asyncrl.engine.front_end import Batch
 from asyncrl.engine.groups import Groups, Settlement, drop_fates, trained_fates
 from asyncrl.engine.lifecycle.base import RankHandle
 from asyncrl.engine.records import GroupMeta, Plan
 from asyncrl.engine.records.fate import OVER_BUDGET, STALE
 from asyncrl.engine.records.gaps import LOG_RATIO_MAX, LOG_RATIO_MEAN
+from asyncrl.engine.records.keys import row_of
 from asyncrl.engine.records.spans import sample_spans, withheld_tokens
 from asyncrl.engine.records.work import RankResult, RankWork
 from asyncrl.engine.versions import Versions
 from asyncrl.filters import Chain, FilterContext, Judgement
 from asyncrl.trainers.advantages import group_advantages
-from asyncrl.trainers.fan_out import over_budget, plan_batch
+from asyncrl.trainers.fan_out import Cost, over_budget, plan_batch
+from asyncrl.trainers.normalisation import token_scales
 
 Answer = TypeVar("Answer")
 
@@ -62,12 +65,14 @@ class Step:
         groups: Groups,
         versions: Versions,
         log: EventLog,
+        cost: Cost | None,
         clock: Callable[[], float],
     ) -> None:
         self._config = config
         self._chain = chain
         self._progress = progress
         self._ranks = ranks
+        self._cost = cost
         self._groups = groups
         self._versions = versions
         self._log = log
@@ -82,8 +87,7 @@ class Step:
         if not selection.lengths:
             await self._groups.settle(self._settlements(batch, selection))
             return None
-        trainer = self._config.trainer
-        plan = plan_batch(selection.lengths, ranks=len(self._ranks), budget_tokens=trainer.micro_batch_tokens)
+        plan = self._plan(selection)
         started, publish_lag = self._clock(), self._versions.publish_lag
         self._announce(batch, plan)
         results = await self._train(plan, selection)
@@ -106,6 +110,7 @@ class Step:
                     waited_s=waited_s,
                     poll_hits=poll_hits,
                     publish_lag=publish_lag,
+                    planned=self._costs(plan, selection),
                 ),
             )
         )
@@ -122,14 +127,12 @@ class Step:
 
     async def _judge_after_logprobs(self, batch: Batch, selection: Selection) -> None:
         """Have the ranks measure log-probabilities, and the chain's last filters judge by them."""
-        plan = plan_batch(
-            selection.lengths,
-            ranks=len(self._ranks),
-            budget_tokens=self._config.trainer.micro_batch_tokens,
-        )
+        plan = self._plan(selection)
         gaps: dict[str, tuple[float, float]] = {}
         for part in await self._on_ranks(plan, selection, lambda rank, work: rank.logprobs(work)):
             gaps.update(part)
+        log_ratios = written({key: list(gap) for key, gap in gaps.items()})
+        self._log.append(Measured(batch=batch.index, log_ratios=log_ratios))
         stamped = [
             replace(
                 judgement,
@@ -196,7 +199,9 @@ class Step:
                     advantages[key] = by_index[i]
                     withheld[key] = skipped[i]
                     ages[key] = self._versions.trainer - oldest[i]
-        return Selection(lengths, prompts, responses, advantages, withheld, ages, masks)
+        scales = token_scales(responses, trainer.loss_normalisation, constant=self._config.rollout.max_new_tokens)
+        scaled = {key: advantage * scales[key] for key, advantage in advantages.items()}
+        return Selection(lengths, prompts, responses, scaled, withheld, ages, masks)
 
     def _too_old(self, group: GroupMeta) -> tuple[list[int], list[int]]:
         """Return per sample the leading tokens over the bound, and the version of the oldest one left.
@@ -212,6 +217,25 @@ class Step:
             for spans in sample_spans(group)
         ]
         return skipped, oldest
+
+    def _plan(self, selection: Selection) -> Plan:
+        """Balance the ranks by cost; a group's samples on one rank where that costs nothing."""
+        return plan_batch(
+            selection.lengths,
+            ranks=len(self._ranks),
+            budget_tokens=self._config.trainer.micro_batch_tokens,
+            cost=self._cost,
+            groups={key: row_of(key) for key in selection.lengths},
+        )
+
+    def _costs(self, plan: Plan, selection: Selection) -> list[float]:
+        """Return what the samples of each rank cost: FLOPs where there is a cost model, else tokens."""
+        out = []
+        for rank in plan.ranks:
+            keys = [key for micro in rank if not micro.filler for key in micro.keys]
+            lengths = np.array([selection.lengths[key] for key in keys], np.int64)
+            out.append(float(self._cost(lengths).sum()) if callable(self._cost) else float(lengths.sum()))
+        return out
 
     def _announce(self, batch: Batch, plan: Plan) -> None:
         step = self._versions.trainer + 1
@@ -284,6 +308,7 @@ class Step:
         waited_s: float,
         poll_hits: int,
         publish_lag: int,
+        planned: Sequence[float],
     ) -> dict[str, float]:
         tokens = sum(result.tokens for result in results)
         samples = sum(ages.values())
@@ -295,6 +320,10 @@ class Step:
             metrics.KL_MEAN: sum(result.kl_sum for result in results) / tokens,
             metrics.TOKENS: tokens,
             metrics.MICRO_BATCHES: sum(len(rank) for rank in plan.ranks),
+            metrics.PLANNED_IMBALANCE: imbalance(planned),
+            metrics.MEASURED_IMBALANCE: imbalance([result.seconds for result in results]),
+            metrics.FLOPS: sum(planned) if callable(self._cost) else 0.0,
+            metrics.RANKS: len(results),
             metrics.FILLER_MICRO_BATCHES: sum(micro.filler for rank in plan.ranks for micro in rank),
             metrics.GROUPS_KEPT: len(batch.kept),
             metrics.GROUPS_JUDGED: len(batch.judged),
@@ -306,6 +335,12 @@ class Step:
             metrics.POLL_HITS: poll_hits,
             metrics.TRAINER_WAIT: round(waited_s, 6),
         }
+
+
+def imbalance(values: Sequence[float]) -> float:
+    """Return the largest over the mean; 1 where there is nothing."""
+    total = sum(values)
+    return max(values) * len(values) / total if total else 1.0
 
 
 def _reward_sum(kept: Sequence[Judgement], selection: Selection) -> float:

@@ -32,7 +32,7 @@ from asyncrl.trainers.fan_out import plan_batch
 PEERS = ("verl==0.9.1", "areal==1.0.4")
 CAPACITY = 16_384
 ODDS = 1e-3
-"""A peer's plan counts as better if its gains in fill and balance add up to more than this."""
+"""A peer's plan counts as better if its gains in fill and balance add up to more than this (`_strict`: to anything)."""
 SEVEN_B = {
     "hidden_size": 3584,
     "intermediate_size": 18944,
@@ -262,6 +262,7 @@ def duel(peers: Mapping[str, Callable[[Sequence[int], int, int], Bins] | None], 
     """Count random cases in which a peer's plan is better in fill or balance and not worse in the other by more."""
     random_ = random.Random(0)
     lost: dict[str, int | None] = {name: None if peer is None else 0 for name, peer in peers.items()}
+    lost_at_all = dict(lost)
     planned = dict.fromkeys(peers, 0)
     worst = {"by": 0.0}
     for _ in range(cases):
@@ -278,12 +279,15 @@ def duel(peers: Mapping[str, Callable[[Sequence[int], int, int], Bins] | None], 
             planned[name] += 1
             by = better_by(found, own)
             lost[name] = (lost[name] or 0) + (by > ODDS)
+            lost_at_all[name] = (lost_at_all[name] or 0) + (by > 1e-9)
             if by > worst["by"]:
                 worst = {"by": round(by, 6), "samples": len(lengths), "ranks": ranks, "capacity": capacity}
                 worst |= {"fill": own.fill, "imbalance": own.imbalance}
                 worst |= {"peer_fill": found.fill, "peer_imbalance": found.imbalance}
     out: dict[str, Any] = {"cases": cases, "violations": sum(n or 0 for n in lost.values()), "worst_violation": worst}
+    out["violations_strict"] = sum(n or 0 for n in lost_at_all.values())
     out |= {f"peer_{name}_better": count for name, count in lost.items()}
+    out |= {f"peer_{name}_better_strict": count for name, count in lost_at_all.items()}
     return out | {f"peer_{name}_planned": planned[name] if peers[name] else None for name in peers}
 
 

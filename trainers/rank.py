@@ -3,6 +3,7 @@
 Invariant: after every step all ranks hold equal weights, since all apply the same summed gradient.
 """
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
@@ -50,16 +51,18 @@ class TrainerRank:
 
     async def train(self, work: RankWork) -> RankResult:
         """Run one step of the plan; returns sums over this rank's trained tokens."""
-        sums = StepSums()
+        sums, seconds = StepSums(), 0.0
         async for _, rows in self._rows(work):
+            started = time.perf_counter()
             part = await self._offload(partial(self._backend.accumulate, rows, work.total_tokens))
+            seconds += time.perf_counter() - started
             sums.loss += part.loss
             sums.ratio += part.ratio
             sums.clipped += part.clipped
             sums.kl += part.kl
             sums.tokens += part.tokens
         norm = await self._update(self._learning_rate)
-        return RankResult(sums.loss, sums.ratio, sums.clipped, sums.kl, sums.tokens, norm)
+        return RankResult(sums.loss, sums.ratio, sums.clipped, sums.kl, sums.tokens, norm, seconds)
 
     async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:
         """Return, by key, the largest size and the mean of log π - log π_sampler over trained tokens."""

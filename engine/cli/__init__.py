@@ -8,6 +8,7 @@ from asyncrl import __version__
 from asyncrl.engine.cli.config import show_config
 from asyncrl.engine.cli.doctor import doctor
 from asyncrl.engine.cli.filters import app as filters_app
+from asyncrl.engine.cli.plan import app as plan_app
 from asyncrl.engine.cli.train import train
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app.command("train")(train)
 app.command("config")(show_config)
 app.command("doctor")(doctor)
 app.add_typer(filters_app, name="filters")
+app.add_typer(plan_app, name="plan")
 
 
 def _version(value: bool) -> None:

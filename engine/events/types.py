@@ -61,11 +61,12 @@ class Finished(Event, frozen=True, kw_only=True, tag="finished"):
 
 
 class Put(Event, frozen=True, kw_only=True, tag="put"):
-    """A whole group is in the data plane, with the tags as the front end will see them."""
+    """A whole group is in the data plane, with the tags as the front end will see them, and their digest."""
 
     group: int
     keys: list[str]
     tags: dict[str, Any]
+    digest: int | None = None
 
 
 class GroupFailed(Event, frozen=True, kw_only=True, tag="group_failed"):
@@ -129,6 +130,13 @@ class BatchGivenUp(Event, frozen=True, kw_only=True, tag="batch_given_up"):
     """A batch that was taken makes no step: no sample of it can be trained."""
 
     batch: int
+
+
+class Measured(Event, frozen=True, kw_only=True, tag="measured"):
+    """The ranks measured log π - log π_sampler on a batch: by key the largest size, and the mean."""
+
+    batch: int
+    log_ratios: dict[str, list[Any]]
 
 
 class Planned(Event, frozen=True, kw_only=True, tag="planned"):
@@ -230,6 +238,7 @@ AnyEvent = (
     | BatchJudged
     | BatchTaken
     | BatchGivenUp
+    | Measured
     | Planned
     | StepStarted
     | StepEnded
@@ -260,12 +269,14 @@ def _written(value: Any) -> Any:
     return value
 
 
-_digests = msgspec.json.Encoder(order="deterministic")
-
-
 def digest(tags: Mapping[str, Any]) -> int:
     """Return the CRC-32 of tags in their written form, whatever their order."""
-    return zlib.crc32(_digests.encode(written(tags)))
+    return digest_written(written(tags))
+
+
+def digest_written(tags: Mapping[str, Any]) -> int:
+    """Return the digest of tags that are in their written form already."""
+    return zlib.crc32(msgspec.json.encode(dict(sorted(tags.items()))))
 
 
 def unwritten(tags: Mapping[str, Any]) -> dict[str, Any]:

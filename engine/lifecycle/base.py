@@ -8,6 +8,7 @@ from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.outbox import Numbered
 from asyncrl.engine.records import Grant, Prompt
 from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.trainers.fan_out import Cost
 
 PARTITION = "train"
 CONSUMER = "trainer"
@@ -52,7 +53,8 @@ class RankHandle(Actor, Protocol):
 class World:
     """A started run: data plane, collectors, ranks, and what to generate from.
 
-    `prompts` are one epoch's; `examples` are (ids, prompt tokens) for the supervised warm-up.
+    `prompts` are one epoch's; `examples` are (ids, prompt tokens) for the supervised warm-up. The plan is
+    balanced by `cost`, the FLOPs of samples of so many tokens; without it, by tokens.
     """
 
     plane: DataPlane
@@ -60,3 +62,4 @@ class World:
     ranks: Sequence[RankHandle]
     prompts: Sequence[Prompt]
     examples: Sequence[tuple[list[int], int]]
+    cost: Cost | None = None

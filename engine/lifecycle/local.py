@@ -13,6 +13,7 @@ from asyncrl.engine.lifecycle.parts import (
     build_collector,
     build_rank,
     build_run_model,
+    cost_model,
     load_run_task,
     train_partition,
     warm_up_examples,
@@ -59,6 +60,7 @@ async def local_world(config: RunConfig) -> AsyncIterator[World]:
             ranks=ranks,
             prompts=task.prompts(),
             examples=warm_up_examples(task, load_tokenizer(config.model.path)),
+            cost=cost_model(config).flops,
         )
     finally:
         await plane.close()

@@ -1,5 +1,7 @@
 """Collectors and ranks from a configuration, the same in every world."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 from asyncrl.collectors.collector import Collector
@@ -9,12 +11,13 @@ from asyncrl.configs import RunConfig
 from asyncrl.engine.data_plane.base import DataPlane, Partition
 from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION
 from asyncrl.engine.model.causal_lm import build_model
-from asyncrl.engine.model.tokenizer import Tokenizer, load_tokenizer
+from asyncrl.engine.model.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
 from asyncrl.engine.offload import Offload
 from asyncrl.engine.records.columns import COLUMNS
 from asyncrl.engine.weights.base import WeightTransport
 from asyncrl.filters import build_chain
 from asyncrl.trainers.backends.torch_backend import TorchBackend
+from asyncrl.trainers.cost_model import CostModel
 from asyncrl.trainers.objective import Clip
 from asyncrl.trainers.rank import TrainerRank
 from asyncrl.trainers.reducer import Reducer
@@ -22,6 +25,24 @@ from asyncrl.trainers.reducer import Reducer
 
 def train_partition(config: RunConfig) -> Partition:
     return Partition(PARTITION, config.rollout.group_size, COLUMNS, (CONSUMER,))
+
+
+def cost_model(config: RunConfig) -> CostModel:
+    """Return the FLOPs of samples under the run's model, from its own configuration."""
+    if config.model.path is not None:
+        return CostModel.of(json.loads((Path(config.model.path) / "config.json").read_text(encoding="utf-8")))
+    model = config.model
+    return CostModel.of(
+        {
+            "model_type": "llama",
+            "hidden_size": model.hidden_size,
+            "intermediate_size": model.intermediate_size,
+            "num_hidden_layers": model.layers,
+            "num_attention_heads": model.heads,
+            "num_key_value_heads": model.heads,
+            "vocab_size": CharTokenizer.vocab_size,
+        }
+    )
 
 
 def load_run_task(config: RunConfig) -> Task:
@@ -96,6 +117,7 @@ def build_rank(
         betas=(trainer.beta1, trainer.beta2),
         weight_decay=trainer.weight_decay,
         max_grad_norm=trainer.max_grad_norm,
+        packed=trainer.packed,
     )
     return TrainerRank(
         rank,

@@ -19,7 +19,7 @@ from asyncrl.configs import RunConfig
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.errors import ActorDied, Overdue
 from asyncrl.engine.lifecycle.base import World
-from asyncrl.engine.lifecycle.parts import load_run_task, train_partition, warm_up_examples
+from asyncrl.engine.lifecycle.parts import cost_model, load_run_task, train_partition, warm_up_examples
 from asyncrl.engine.lifecycle.ray_actors import CollectorActor, RankActor
 from asyncrl.engine.model.tokenizer import load_tokenizer
 from asyncrl.engine.outbox import Numbered
@@ -185,6 +185,7 @@ async def ray_world(config: RunConfig) -> AsyncIterator[World]:
             ranks=ranks,
             prompts=task.prompts(),
             examples=warm_up_examples(task, load_tokenizer(config.model.path)),
+            cost=cost_model(config).flops,
         )
 
 

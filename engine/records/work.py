@@ -23,7 +23,10 @@ class RankWork:
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """Sums over this rank's trained tokens (the loss already divided by `total_tokens`)."""
+    """Sums over this rank's trained tokens (the loss already divided by `total_tokens`).
+
+    `seconds` is what its micro-batches took, without waiting for rows or for other ranks.
+    """
 
     loss: float
     ratio_sum: float
@@ -31,3 +34,4 @@ class RankResult:
     kl_sum: float
     tokens: int
     grad_norm: float
+    seconds: float = 0.0

@@ -126,6 +126,7 @@ class FakeRank:
     fail: Callable[[int], None] = lambda _: None
     gap: Callable[[str], tuple[float, float]] = lambda _: (0.0, 0.0)
     trained: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    withheld: dict[tuple[int, str], int] = field(default_factory=dict)
     outbox: Outbox = field(default_factory=Outbox)
     steps: int = 0
 
@@ -137,6 +138,7 @@ class FakeRank:
         await anyio.sleep(self.seconds(work.step))
         self.fail(work.step)
         self.trained.append((work.step, tuple(keys)))
+        self.withheld.update(((work.step, key), work.withheld[key]) for key in keys)
         self.steps = work.step
         tokens = sum(len(v) - work.withheld[key] for key, v in zip(keys, columns[LOGPROBS], strict=True))
         return RankResult(0.0, float(tokens), 0, 0.0, tokens, 1.0)

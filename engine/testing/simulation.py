@@ -201,9 +201,7 @@ def simulate(
             taggers=chain.taggers,
         )
         ranks = [
-            rank(
-                f"rank{i}", plane, seconds=rank_seconds, fail=rank_fail if i == 0 else lambda _: None, gap=rank_gap
-            )
+            rank(f"rank{i}", plane, seconds=rank_seconds, fail=rank_fail if i == 0 else lambda _: None, gap=rank_gap)
             for i in range(config.trainer.ranks)
         ]
         ledger, progress, collected = Ledger(), Progress(config.run.reward_window), Collected()

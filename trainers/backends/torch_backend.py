@@ -25,6 +25,7 @@ class TorchBackend:
         betas: tuple[float, float],
         weight_decay: float,
         max_grad_norm: float,
+        packed: bool = False,
     ) -> None:
         self._model = model
         self._pad_id = pad_id
@@ -33,6 +34,7 @@ class TorchBackend:
         self._betas = betas
         self._weight_decay = weight_decay
         self._max_grad_norm = max_grad_norm
+        self._packed = packed
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self.reset_optimizer()
 
@@ -109,8 +111,29 @@ class TorchBackend:
 
     def _logprobs(self, tokens: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return log-probabilities (B, L - 1): at t, of the token at t + 1 given those up to t."""
+        if self._packed:
+            return pad_rows(self._packed_logprobs(tokens))
         ids = pad_rows([row.long() for row in tokens], self._pad_id)
         lengths = torch.tensor([row.shape[0] for row in tokens])
         attention = (torch.arange(ids.shape[1]) < lengths.unsqueeze(1)).long()
         logits = self._model(input_ids=ids, attention_mask=attention, use_cache=False).logits
         return token_logprobs(logits[:, :-1], ids[:, 1:], self._temperature)
+
+    def _packed_logprobs(self, tokens: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run all samples as one row of T tokens; return log-probabilities of each, (L_i - 1).
+
+        Positions start anew in each sample, and a token attends to earlier ones of its own sample
+        alone. No token is predicted from another sample.
+        """
+        lengths = torch.tensor([row.shape[0] for row in tokens])
+        ids = torch.cat([row.long() for row in tokens]).unsqueeze(0)
+        positions = torch.cat([torch.arange(int(n)) for n in lengths]).unsqueeze(0)
+        sample = torch.repeat_interleave(torch.arange(len(tokens)), lengths)
+        attends = (sample.unsqueeze(1) == sample.unsqueeze(0)).tril()
+        dtype = next(iter(self._parameters)).dtype
+        mask = torch.zeros(attends.shape, dtype=dtype).masked_fill(~attends, torch.finfo(dtype).min)
+        logits = self._model(
+            input_ids=ids, attention_mask=mask[None, None], position_ids=positions, use_cache=False
+        ).logits[0]
+        parts = zip(torch.split(logits, lengths.tolist()), tokens, strict=True)
+        return [token_logprobs(part[:-1], row.long()[1:], self._temperature) for part, row in parts]

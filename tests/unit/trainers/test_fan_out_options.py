@@ -174,6 +174,17 @@ def test_gathering_groups_costs_no_balance_beyond_the_tolerance(seed: int) -> No
     assert readers(strict) <= readers(apart)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_gathering_groups_keeps_the_budget(seed: int) -> None:
+    """Micro-batches that are nearly full have no room for a longer sample, however near its group."""
+    rng = random.Random(seed)
+    lengths = named([rng.randint(1, BUDGET // 3) for _ in range(128)])
+    groups = {key: group_of(key) for key in lengths}
+    plan = plan_batch(lengths, ranks=2, budget_tokens=BUDGET, groups=groups, tolerance=0.5)
+    check(plan, lengths, align=1)
+    assert sum(map(sum, ([b.tokens for b in rank] for rank in plan.ranks))) > 0.9 * BUDGET * 2 * len(plan.ranks[0])
+
+
 def test_without_balancing_the_given_order_stays() -> None:
     """D16: the flag is heeded, and advantages go by group, not by neighbourhood, either way."""
     order = [5, 0, 7, 2, 1, 6, 3, 4]

@@ -90,7 +90,8 @@ def test_in_mode_tokens_only_tokens_within_the_bound_are_trained_and_no_group_is
             for sample, length in enumerate(lengths):
                 starts = [(tags["version"], 0)]
                 if "spans" in tags:
-                    starts = [tuple(map(int, part.split(":"))) for part in tags["spans"][sample].split(",")]
+                    parts = (part.split(":") for part in tags["spans"][sample].split(","))
+                    starts = [(int(version), int(first)) for version, first in parts]
                 for (version, first), end in zip(starts, [f for _, f in starts[1:]] + [length], strict=True):
                     expected += (end - first) * (step.version - version <= 2)
     assert outcome.progress.trained_tokens == expected

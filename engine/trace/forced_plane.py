@@ -1,0 +1,90 @@
+"""A plane in this process that answers claims with what a log says was claimed.
+
+Invariant: a group is in the plane from its claim on, with its tags and no columns; whatever is
+not forced (leases, fences, clears) is LocalPlane's own.
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from asyncrl.engine.data_plane.base import Claim, Holding, Partition
+from asyncrl.engine.data_plane.local import LocalPlane
+from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION
+from asyncrl.engine.records import GroupMeta
+from asyncrl.engine.signal import Signal
+
+FOR_EVER_S = float("inf")
+
+current_batch: ContextVar[int] = ContextVar("current_batch")
+"""The batch for which the running task claims."""
+
+
+class ForcedPlane:
+    """`expect` says how many claims each batch will have; `allow` lets the next of them through."""
+
+    def __init__(self, *, clock: Callable[[], float], group_size: int) -> None:
+        self._plane = LocalPlane(clock=clock, lease_s=FOR_EVER_S)
+        self._group_size = group_size
+        self._expected: Counter[int] = Counter()
+        self._allowed: defaultdict[int, deque[Sequence[GroupMeta]]] = defaultdict(deque)
+        self._complete: set[int] = set()
+        self._changed = Signal()
+        self.lost: frozenset[str] = frozenset()
+        """Rows whose claims were lost before hand-off."""
+
+    def __getattr__(self, operation: str) -> Any:
+        return getattr(self._plane, operation)
+
+    async def start(self) -> None:
+        await self._plane.register(Partition(PARTITION, self._group_size, (), (CONSUMER,)))
+
+    def expect(self, batch: int) -> None:
+        self._expected[batch] += 1
+
+    def allow(self, batch: int, groups: Sequence[GroupMeta]) -> None:
+        self._allowed[batch].append(groups)
+        self._changed.notify()
+
+    def complete(self, batch: int) -> None:
+        """Let claims of a batch find nothing, once those that it had are made."""
+        self._complete.add(batch)
+        self._changed.notify()
+
+    def more_may_come(self) -> bool:
+        return not self._nothing_left(current_batch.get())
+
+    async def claim(
+        self,
+        partition: str,
+        consumer: str,
+        *,
+        columns: Sequence[str],
+        max_groups: int,
+        owner: str,
+        claim_id: str,
+    ) -> Claim:
+        batch = current_batch.get()
+        await self._changed.wait_at_most(lambda: bool(self._allowed[batch]) or self._nothing_left(batch), FOR_EVER_S)
+        if not self._allowed[batch]:
+            return Claim(claim_id, partition, consumer, owner, 0, ())
+        self._expected[batch] -= 1
+        return await self.put_and_claim(self._allowed[batch].popleft(), owner=owner, claim_id=claim_id)
+
+    async def put_and_claim(self, groups: Sequence[GroupMeta], *, owner: str, claim_id: str) -> Claim:
+        """Put groups and claim exactly them; they come in the order given."""
+        for group in groups:
+            await self._plane.put(PARTITION, group, {})
+        claim = await self._plane.claim(
+            PARTITION, CONSUMER, columns=(), max_groups=len(groups), owner=owner, claim_id=claim_id
+        )
+        by_number: Mapping[int, GroupMeta] = {group.group: group for group in claim.groups}
+        ordered = tuple(by_number[group.group] for group in groups)
+        return Claim(claim_id, PARTITION, CONSUMER, owner, claim.fence, ordered)
+
+    async def held(self, holding: Holding) -> frozenset[str]:
+        return await self._plane.held(holding) - self.lost
+
+    def _nothing_left(self, batch: int) -> bool:
+        return batch in self._complete and not self._expected[batch] and not self._allowed[batch]

@@ -1,0 +1,158 @@
+"""The real front end, chain, step and register of groups over a forced plane, as a replay drives them."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncrl.configs import RunConfig
+from asyncrl.engine.events.log import EventLog, Fold
+from asyncrl.engine.events.progress import Progress
+from asyncrl.engine.events.types import (
+    AnyEvent,
+    Dispatched,
+    Finished,
+    GroupFailed,
+    Put,
+    Settled,
+    unwritten,
+)
+from asyncrl.engine.front_end import FrontEnd
+from asyncrl.engine.groups import Groups
+from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION
+from asyncrl.engine.outbox import Numbered
+from asyncrl.engine.records import Grant, GroupMeta, Prompt
+from asyncrl.engine.records.fate import CANCELLED, dropped
+from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.run_ahead import RunAhead
+from asyncrl.engine.step import Step
+from asyncrl.engine.trace.forced_plane import FOR_EVER_S, ForcedPlane
+from asyncrl.engine.versions import Versions
+from asyncrl.engine.virtual_time import virtual_clock
+from asyncrl.filters import Chain
+
+_NO_LIMIT = 1 << 60
+
+
+async def _at_once(work: RankWork) -> None:
+    """Take no time."""
+
+
+@dataclass(slots=True)
+class ReplayRank:
+    """Stands for a rank: it trains when `trained` lets it, and measures what `measured` says.
+
+    The first rank counts all tokens of the step, so that the ranks' sum is the plan's.
+    """
+
+    index: int
+    trained: Callable[[RankWork], Awaitable[None]] = _at_once
+    measured: Callable[[], Awaitable[Mapping[str, Any]]] | None = None
+    works: dict[int, RankWork] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"rank{self.index}"
+
+    async def train(self, work: RankWork) -> RankResult:
+        self.works[work.step] = work
+        await self.trained(work)
+        return RankResult(0.0, 0.0, 0, 0.0, 0 if self.index else work.total_tokens, 0.0)
+
+    async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:
+        assert self.measured is not None
+        log_ratios = await self.measured()
+        keys = [key for batch in work.micro_batches if not batch.filler for key in batch.keys]
+        return {key: (log_ratios[key][0], log_ratios[key][1]) for key in keys}
+
+    async def warm_up(
+        self, examples: Sequence[tuple[list[int], int]], *, steps: int, batch: int, learning_rate: float
+    ) -> float:
+        return 0.0
+
+    async def weights(self) -> Any:
+        return self.name
+
+    async def events(self, after_seq: int, wait_s: float) -> list[Numbered]:
+        return []
+
+
+class Machinery:
+    """Everything from arrival to settlement, fed with recorded events. `folds` see what it logs."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        chain: Chain,
+        plane: ForcedPlane,
+        generators: Iterable[str],
+        folds: Sequence[Fold],
+        more_may_come: Callable[[], bool],
+    ) -> None:
+        self.config = config
+        self.chain = chain
+        self.plane = plane
+        self.groups_seen: dict[int, GroupMeta] = {}
+        progress = Progress(config.run.reward_window)
+        self.log = EventLog(clock=virtual_clock, wall=virtual_clock, folds=[progress, *folds])
+        self.versions = Versions(generators)
+        self.groups = Groups(
+            plane=plane,
+            partition=PARTITION,
+            consumer=CONSUMER,
+            log=self.log,
+            run_ahead=RunAhead(_NO_LIMIT),
+        )
+        self.front_end = FrontEnd(
+            plane=plane,
+            groups=self.groups,
+            chain=chain,
+            versions=self.versions,
+            log=self.log,
+            partition=PARTITION,
+            consumer=CONSUMER,
+            owner="replay",
+            groups_per_step=config.rollout.groups_per_step,
+            max_staleness=config.rollout.max_staleness,
+            # The gate only delays claims, and those are forced.
+            stale_mode="tokens" if config.rollout.stale_mode == "tokens" else "drop",
+            seed=config.run.seed,
+            poll_s=0.0,
+            starve_timeout_s=FOR_EVER_S,
+            lease_s=FOR_EVER_S,
+            more_may_come=more_may_come,
+        )
+        self.ranks = [ReplayRank(index) for index in range(config.trainer.ranks)]
+        self.step = Step(
+            config=config,
+            chain=chain,
+            progress=progress,
+            ranks=self.ranks,
+            groups=self.groups,
+            versions=self.versions,
+            log=self.log,
+            clock=virtual_clock,
+        )
+        self._seconds: dict[int, float | None] = {}
+
+    def feed(self, event: AnyEvent) -> None:
+        """Take in an event that says what happened to a group outside: dispatch, arrival, failure, cancelling."""
+        match event:
+            case Dispatched():
+                prompt = Prompt(event.prompt, "", dataset=event.dataset)
+                served = self.versions.served.get(event.collector, 0)
+                self.groups.dispatch(
+                    Grant(event.group, prompt, event.size, event.seed),
+                    event.collector,
+                    served=served,
+                    retry_of=event.retry_of,
+                )
+            case Finished():
+                self._seconds[event.group] = event.seconds
+            case Put():
+                group = self.groups_seen[event.group] = GroupMeta(tuple(event.keys), unwritten(event.tags))
+                self.groups.arrive(group, seconds=self._seconds.pop(event.group, None))
+            case GroupFailed():
+                self.groups.fail(event.group, event.reason, event.error)
+            case Settled() if event.group in self.groups.in_flight and dropped(CANCELLED) in event.fates:
+                self.groups.fail(event.group, CANCELLED, "")

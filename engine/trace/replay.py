@@ -1,0 +1,289 @@
+"""Replay: the same log in, the same decisions out.
+
+Forced are the claims (which groups, in which order), the arrivals and failures of groups, and when
+the trainer took a batch, ended a step and heard of a served version. Derived, by the real front
+end, chain and planner, are verdicts, batches, plans, steps and fates; each is compared with the log.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from asyncrl.configs import RunConfig
+from asyncrl.engine.ending import failure
+from asyncrl.engine.errors import TraceError
+from asyncrl.engine.events.types import (
+    Acknowledged,
+    AnyEvent,
+    BatchGivenUp,
+    BatchJudged,
+    BatchTaken,
+    Claimed,
+    Dispatched,
+    Judged,
+    Measured,
+    Planned,
+    Put,
+    RunEnded,
+    Settled,
+    StepEnded,
+    StepStarted,
+    unwritten,
+)
+from asyncrl.engine.front_end import LEASE_LOST, Batch
+from asyncrl.engine.records.fate import RUN_ENDED, dropped
+from asyncrl.engine.records.keys import row_of
+from asyncrl.engine.records.work import RankWork
+from asyncrl.engine.trace.difference import Difference, Produced, title
+from asyncrl.engine.trace.forced_plane import FOR_EVER_S, ForcedPlane, current_batch
+from asyncrl.engine.trace.machinery import Machinery
+from asyncrl.engine.trace.recording import Recording
+from asyncrl.engine.virtual_time import run_virtual, virtual_clock
+from asyncrl.filters import Chain, build_chain
+from asyncrl.filters.statistics import RunningStatistics
+
+# Virtual seconds in which everything that can happen after an event does.
+_LULL_S = 1e-6
+_COMPARED = (Put, Judged, BatchJudged, Planned, StepStarted, StepEnded, Settled)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay came to: the first difference or None, what it logged, and each rank's work by step."""
+
+    difference: Difference | None
+    events: Sequence[AnyEvent]
+    works: Sequence[Mapping[int, RankWork]]
+    statistics: RunningStatistics
+
+
+def replay(recording: Recording, *, config: RunConfig | None = None, chain: Chain | None = None) -> Replayed:
+    """Replay a log under its own configuration and compare every derived event.
+
+    `chain` stands in for the configured filters, for logs of runs that had theirs given in code.
+    """
+    used = config or recording.config()
+    filters = chain or build_chain(used.filters, min_live=used.rollout.min_live)
+
+    async def main() -> Replayed:
+        return await _Replay(recording, used, filters).run()
+
+    return run_virtual(main)
+
+
+class _Gates:
+    """Things that happen when the log says so. Once come, a gate stays open."""
+
+    def __init__(self) -> None:
+        self._gates: defaultdict[Hashable, anyio.Event] = defaultdict(anyio.Event)
+
+    def open(self, name: Hashable) -> None:
+        self._gates[name].set()
+
+    async def wait(self, name: Hashable) -> None:
+        await self._gates[name].wait()
+
+
+class _Replay:
+    """One replay. The log is walked event by event; after each, everything that waits for it runs dry."""
+
+    def __init__(self, recording: Recording, config: RunConfig, chain: Chain) -> None:
+        self._recording = recording
+        self._produced = Produced()
+        self._gates = _Gates()
+        self._measured: dict[int, Mapping[str, Any]] = {}
+        self._error: Exception | None = None
+        self._plane = ForcedPlane(clock=virtual_clock, group_size=config.rollout.group_size)
+        self._machinery = Machinery(
+            config,
+            chain=chain,
+            plane=self._plane,
+            generators=_generators(recording),
+            folds=[self._produced],
+            more_may_come=self._plane.more_may_come,
+        )
+        for rank in self._machinery.ranks:
+            rank.trained = self._step_ends
+            rank.measured = self._measures
+        # Older logs do not say when a batch was taken; then it is as soon as the trainer is free.
+        self._says_taken = any(isinstance(event, BatchTaken) for event in recording.events)
+        self._batch_of = _batches_of_claims(recording)
+        self._stopped = False
+
+    async def run(self) -> Replayed:
+        await self._plane.start()
+        for batch in self._batch_of.values():
+            self._plane.expect(batch)
+        self._plane.lost = _lost_rows(self._recording)
+        batch_out, batch_in = anyio.create_memory_object_stream[Batch](0)
+        async with batch_out, batch_in, anyio.create_task_group() as tasks:
+            tasks.start_soon(self._guarded, partial(self._collect, batch_out))
+            tasks.start_soon(self._guarded, partial(self._train, batch_in))
+            await _lull()
+            difference = await self._walk()
+            tasks.cancel_scope.cancel()
+        machinery = self._machinery
+        return Replayed(
+            difference,
+            self._produced.events,
+            [rank.works for rank in machinery.ranks],
+            machinery.front_end.statistics,
+        )
+
+    async def _walk(self) -> Difference | None:
+        for event in self._recording.events:
+            difference = await self._follow(event)
+            if difference is not None:
+                return difference
+        return self._left_over()
+
+    async def _follow(self, event: AnyEvent) -> Difference | None:
+        """Let an event of the log happen, then compare it if it is derived."""
+        machinery = self._machinery
+        match event:
+            case Claimed() if event.seq in self._batch_of:
+                unknown = [group for group in event.groups if group not in machinery.groups_seen]
+                if unknown:
+                    return Difference(event.seq, title(event), f"groups {unknown} were claimed and never put")
+                groups = [machinery.groups_seen[group] for group in event.groups]
+                self._plane.allow(self._batch_of[event.seq], groups)
+                await _lull()
+            case BatchJudged():
+                self._plane.complete(event.batch)
+                await _lull()
+            case BatchTaken() | BatchGivenUp():
+                self._gates.open((type(event), event.batch))
+                await _lull()
+            case Measured():
+                self._measured[event.batch] = unwritten(event.log_ratios)
+                self._gates.open((Measured, event.batch))
+                await _lull()
+            case StepEnded():
+                self._gates.open((StepEnded, event.step))
+                await _lull()
+            case Acknowledged():
+                if event.version > machinery.versions.trainer:
+                    have = f"the replay is at version {machinery.versions.trainer}"
+                    return Difference(event.seq, title(event), f"version {event.version} was served, and {have}")
+                machinery.versions.acknowledge(event.generator, event.version)
+                await _lull()
+            case Settled() if dropped(RUN_ENDED) in event.fates and not self._produced.settled(event.group):
+                await self._stop()
+            case RunEnded():
+                return self._compare_ending(event)
+            case _:
+                machinery.feed(event)
+        if not isinstance(event, _COMPARED):
+            return None
+        difference = self._produced.compare(event)
+        if difference is not None and self._error is not None:
+            why = f"{difference.why}; it stopped with {type(self._error).__name__}: {self._error}"
+            return Difference(difference.seq, difference.event, why)
+        return difference
+
+    async def _stop(self) -> None:
+        """Do as the controller does at the end of a run: nothing goes on, and what has no fate gets one."""
+        if not self._stopped:
+            self._stopped = True
+            await self._machinery.groups.settle_rest()
+
+    async def _collect(self, out: MemoryObjectSendStream[Batch]) -> None:
+        machinery = self._machinery
+        while True:
+            current_batch.set(machinery.front_end.batches)
+            batch = await machinery.front_end.next_batch()
+            if not batch.judged:
+                await anyio.sleep_forever()
+            if batch.kept:
+                if self._says_taken:
+                    await self._gates.wait((BatchTaken, batch.index))
+                await out.send(batch)
+                machinery.log.append(BatchTaken(batch=batch.index))
+                machinery.versions.hand_over()
+
+    async def _train(self, batches: MemoryObjectReceiveStream[Batch]) -> None:
+        machinery = self._machinery
+        versions, lag = machinery.versions, machinery.config.max_publish_lag
+        async for batch in batches:
+            current_batch.set(batch.index)
+            await versions.changed.wait_at_most(lambda: versions.publish_lag <= lag, FOR_EVER_S)
+            await machinery.front_end.hand_off(batch)
+            if await machinery.step.run(batch, waited_s=0.0, poll_hits=0) is None:
+                if self._says_taken:
+                    await self._gates.wait((BatchGivenUp, batch.index))
+                versions.give_up()
+
+    async def _guarded(self, work: partial[Any]) -> None:
+        """Keep what the front end, a filter or the planner raises: the log's run ended with it as well, or not."""
+        try:
+            await work()
+        except Exception as error:  # The replay's edge: it becomes a difference, unless the log has it too.
+            self._error = self._error or error
+
+    async def _step_ends(self, work: RankWork) -> None:
+        await self._gates.wait((StepEnded, work.step))
+
+    async def _measures(self) -> Mapping[str, Any]:
+        batch = current_batch.get()
+        await self._gates.wait((Measured, batch))
+        return self._measured[batch]
+
+    def _compare_ending(self, event: RunEnded) -> Difference | None:
+        if self._error is None or failure(self._error).reason == event.reason:
+            return None
+        why = f"the run ended with {event.reason!r}, the replay with {failure(self._error).reason!r}"
+        return Difference(event.seq, title(event), why)
+
+    def _left_over(self) -> Difference | None:
+        """Return what the replay says beyond a log of a run that came to its end in order."""
+        ended = self._recording.ended
+        if ended is None or ended.code != 0:
+            return None
+        # The last batch may have been cut off between its verdicts and its end.
+        more = self._produced.rest((Judged, Planned, StepStarted, StepEnded, Settled))
+        if more is None:
+            return None
+        return Difference(0, title(more), "the replay says it, and the log does not")
+
+
+async def _lull() -> None:
+    """Return when every task waits: on the virtual clock time passes only then."""
+    await anyio.sleep(_LULL_S)
+
+
+def _generators(recording: Recording) -> list[str]:
+    named = [event.generator for event in recording.events if isinstance(event, Acknowledged)]
+    named += [event.collector for event in recording.events if isinstance(event, Dispatched)]
+    return list(dict.fromkeys(named))
+
+
+def _batches_of_claims(recording: Recording) -> dict[int, int]:
+    """Return, by the number of a claim's event, the batch in which its groups were judged."""
+    found: dict[int, int] = {}
+    open_claims: dict[int, int] = {}
+    for event in recording.events:
+        if isinstance(event, Claimed):
+            open_claims.update(dict.fromkeys(event.groups, event.seq))
+        elif isinstance(event, Judged) and event.group in open_claims:
+            found[open_claims.pop(event.group)] = event.batch
+    return found
+
+
+def _lost_rows(recording: Recording) -> frozenset[str]:
+    """Return the rows of groups whose claims were lost before hand-off."""
+    lost = {e.group for e in recording.events if isinstance(e, Settled) and dropped(LEASE_LOST) in e.fates}
+    return frozenset(row_of(e.keys[0]) for e in recording.events if isinstance(e, Put) and e.group in lost)
+
+
+def rank_works(replayed: Replayed, step: int) -> list[RankWork]:
+    """Return each rank's part of a step; TraceError if the run had no such step."""
+    if not all(step in works for works in replayed.works):
+        steps = sorted(replayed.works[0]) if replayed.works else []
+        known = f"it has steps {steps[0]} to {steps[-1]}" if steps else "it has none"
+        raise TraceError(f"the log has no step {step}; {known}")
+    return [works[step] for works in replayed.works]

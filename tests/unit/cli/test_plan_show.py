@@ -1,0 +1,43 @@
+"""`asyncrl plan show`: a picture of a step's plan from the event log."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from asyncrl.engine.cli import app
+from asyncrl.engine.events.log import EventLog
+from asyncrl.engine.events.types import Planned, Put, StepEnded
+
+
+def _run(folder: Path, lengths: Sequence[int], ranks: list[list[list[str]]]) -> Path:
+    folder.mkdir()
+    log = EventLog(clock=lambda: 0.0, wall=lambda: 0.0, path=folder / "events.jsonl")
+    keys = [f"v0_p0_g{i}" for i in range(len(lengths))]
+    log.append(Put(group=0, keys=keys, tags={"prompt_tokens": 2, "response_tokens": list(lengths)}))
+    log.append(Planned(batch=0, step=1, ranks=ranks, fillers=1))
+    log.append(
+        StepEnded(step=1, version=1, seconds=0.5, ages={"0": 2}, samples=2, tokens=9, reward_sum=1.0, metrics={})
+    )
+    log.close()
+    return folder
+
+
+def test_ranks_are_rows_and_micro_batches_blocks(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run", [6, 2, 4], [[["v0_p0_g0"]], [["v0_p0_g1", "v0_p0_g2"]]])
+    done = CliRunner().invoke(app, ["plan", "show", str(run)])
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0] == "step 1: 2 ranks, 1 micro-batches each, 1 fillers"
+    assert "8 tokens" in lines[1]
+    assert "10 tokens" in lines[2]
+    assert lines[2].count("#") > lines[1].count("#")
+
+
+def test_a_wrong_folder_or_step_ends_with_code_2_and_says_what_there_is(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run", [6], [[["v0_p0_g0"]]])
+    gone = CliRunner().invoke(app, ["plan", "show", str(tmp_path / "no")])
+    wrong = CliRunner().invoke(app, ["plan", "show", str(run), "--step", "9"])
+    assert (gone.exit_code, wrong.exit_code) == (2, 2)
+    assert "no such folder" in gone.output
+    assert "steps 1 to 1" in wrong.output
