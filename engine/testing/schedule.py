@@ -11,9 +11,11 @@ import structlog
 
 from asyncrl.collectors.collector import Collector
 from asyncrl.collectors.tasks import Reward
+from asyncrl.configs import RunConfig
 from asyncrl.engine.controller import Controller
 from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.testing.fakes import HANG_S, FakeGenerator, FakeRank, FakeTask, FaultyPlane
+from asyncrl.engine.testing.invariants import violations
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
 from asyncrl.engine.testing.spanning import SpanningGenerator
 from asyncrl.engine.testing.virtual_time import virtual_clock
@@ -21,6 +23,7 @@ from asyncrl.engine.testing.watch import WatchedPlane
 
 Wrap = Callable[[DataPlane], DataPlane]
 
+_LONGEST_S = 20_000.0
 _SLOW = ("put", "claim", "clear", "held", "read")
 
 
@@ -153,7 +156,7 @@ class Schedule:
         return Run(self, outcome, watched[0])
 
     @property
-    def config(self) -> Any:
+    def config(self) -> RunConfig:
         limit = (self.staleness + 1) * self.groups
         filters: list[Mapping[str, Any]] = [{"name": "staleness"}, {"name": "zero_std"}]
         if self.refill:
@@ -232,3 +235,29 @@ class Run:
     schedule: Schedule
     outcome: Outcome
     plane: WatchedPlane
+
+    @property
+    def violations(self) -> list[str]:
+        """Say which invariants the run broke; an ending that the schedule does not explain is one."""
+        patience_s = 1.0 + 6 * max(self.schedule.plane_seconds)
+        said = violations(self.outcome, self.plane, patience_s=patience_s)
+        if not self._explained:
+            said.append(f"ended with {self.outcome.ending.reason}")
+        if self.outcome.seconds > _LONGEST_S:
+            said.append(f"it took {self.outcome.seconds:g} s")
+        return said
+
+    @property
+    def _explained(self) -> bool:
+        schedule, ending = self.schedule, self.outcome.ending
+        if ending.error is None:
+            return ending.code != 130 or math.isfinite(schedule.interrupt_at)
+        causes = {
+            "Death: ": math.isfinite(schedule.dies_at) or schedule.rank_dies_at_step > 0,
+            "GenerationError: ": any(schedule.failing_calls)
+            or HANG_S in schedule.seconds
+            or "raise" in schedule.rewards,
+            "RefillExhausted: ": schedule.refill == "error",
+            "OSError: load": bool(schedule.bad_publishes),
+        }
+        return any(ending.reason.startswith(cause) and possible for cause, possible in causes.items())

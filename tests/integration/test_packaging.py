@@ -27,19 +27,10 @@ def pip(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def hatchling(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The build backend, in a folder of its own."""
-    folder = tmp_path_factory.mktemp("hatchling")
-    pip("install", "--quiet", "--target", str(folder), "hatchling>=1.27")
-    return folder
-
-
-def build(kind: str, source: Path, out: Path, hatchling: Path) -> Path:
+def build(kind: str, source: Path, out: Path) -> Path:
     done = subprocess.run(
         [sys.executable, "-c", BUILD, kind, str(out)],
         cwd=source,
-        env={**os.environ, "PYTHONPATH": str(hatchling)},
         capture_output=True,
         text=True,
         check=False,
@@ -50,13 +41,13 @@ def build(kind: str, source: Path, out: Path, hatchling: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(hatchling: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"), hatchling)
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
-def sdist(hatchling: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("sdist", ROOT, tmp_path_factory.mktemp("sdist"), hatchling)
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("sdist", ROOT, tmp_path_factory.mktemp("sdist"))
 
 
 def files_of(wheel: Path) -> dict[str, bytes]:
@@ -96,7 +87,7 @@ def test_the_wheel_brings_the_command_and_the_licence(wheel: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_sdist_builds_the_same_wheel(wheel: Path, sdist: Path, hatchling: Path, tmp_path: Path) -> None:
+def test_the_sdist_builds_the_same_wheel(wheel: Path, sdist: Path, tmp_path: Path) -> None:
     """No link enters an artifact; tests, README and licence come along."""
     with tarfile.open(sdist) as archive:
         members = archive.getmembers()
@@ -107,7 +98,7 @@ def test_the_sdist_builds_the_same_wheel(wheel: Path, sdist: Path, hatchling: Pa
     assert modules() <= names
     assert any(name.startswith("tests/unit/") for name in names)
     (source,) = (tmp_path / "source").iterdir()
-    again = build("wheel", source, tmp_path, hatchling)
+    again = build("wheel", source, tmp_path)
     first, second = files_of(wheel), files_of(again)
     assert first.keys() == second.keys()
     assert all(first[name] == second[name] for name in first if not name.endswith("RECORD"))

@@ -1,0 +1,286 @@
+"""Faults planted in one part each: the invariants catch every one, and pass the same schedule without it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from asyncrl.collectors.collector import Collector
+from asyncrl.engine.controller import Controller
+from asyncrl.engine.data_plane.base import Claim, DataPlane
+from asyncrl.engine.front_end import Batch, FrontEnd
+from asyncrl.engine.groups import Groups, Settlement
+from asyncrl.engine.outbox import Outbox
+from asyncrl.engine.records import Grant, GroupMeta
+from asyncrl.engine.records.keys import sample_keys
+from asyncrl.engine.records.message import GroupFailure, Message, PutNotice
+from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.signal import Signal
+from asyncrl.engine.testing.fakes import FakeRank
+from asyncrl.engine.testing.schedule import Schedule
+from asyncrl.engine.versions import Versions
+
+NEVER = 1e6
+BUSY = Schedule(
+    staleness=2,
+    groups=2,
+    size=3,
+    seconds=(1.0, 0.3, 7.0, 2.0, 1.0),
+    rewards=(0.0, 1.0, 0.5),
+    slow_publishes=(0.5,),
+    epochs=10,
+    prompts=8,
+    poll_s=NEVER,
+)
+
+
+class LosesWakeUps(Signal):
+    """Every second notification wakes nobody."""
+
+    told = 0
+
+    def notify(self) -> None:
+        self.told += 1
+        if self.told % 2:
+            super().notify()
+
+
+class Deaf(Controller):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.groups.changed.__class__ = LosesWakeUps
+
+
+class LeakyGroups(Groups):
+    """The capacity of every fifth group never comes back."""
+
+    def release(self, groups: Any) -> None:
+        super().release([group for group in groups if group % 5])
+
+
+class Leaky(Controller):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.groups.__class__ = LeakyGroups
+
+
+class GenerousGroups(Groups):
+    """Capacity comes back twice."""
+
+    def release(self, groups: Any) -> None:
+        given = list(groups)
+        super().release(given)
+        self.run_ahead.limit += len(given)
+
+
+class Generous(Controller):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.groups.__class__ = GenerousGroups
+
+
+class TwiceGroups(Groups):
+    """A group settles, and settles again."""
+
+    def _settled(self, group: int, fates: Sequence[str]) -> None:
+        prompt, stamp, collector = self._prompts[group], self.stamps[group], self.collectors[group]
+        super()._settled(group, fates)
+        self._prompts[group], self.stamps[group], self.collectors[group] = prompt, stamp, collector
+        super()._settled(group, fates)
+
+
+class SettlesTwice(Controller):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.groups.__class__ = TwiceGroups
+
+
+class HoardingGroups(Groups):
+    """Keys of settled groups stay in the plane, claimed for ever."""
+
+    async def settle(self, settlements: Sequence[Settlement], *, held: bool = True) -> None:
+        await super().settle(settlements, held=False)
+
+
+class Hoarder(Controller):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.groups.__class__ = HoardingGroups
+
+
+class LaxFrontEnd(FrontEnd):
+    """Nothing is ever too old."""
+
+    def _is_stale(self, group: GroupMeta, version: int) -> bool:
+        return False
+
+
+class Lax(Controller):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.front_end.__class__ = LaxFrontEnd
+
+
+class TearingFrontEnd(FrontEnd):
+    """One sample of each kept group is trained, the rest is forgotten."""
+
+    async def _judge(self, batch: Batch, groups: Sequence[GroupMeta]) -> None:
+        await super()._judge(batch, groups)
+        batch.kept = [replace(judgement, trained=judgement.trained[:1]) for judgement in batch.kept]
+
+
+class Tears(Controller):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.front_end.__class__ = TearingFrontEnd
+
+
+class HastyVersions(Versions):
+    """Generators never seem to lag behind."""
+
+    @property
+    def publish_lag(self) -> int:
+        return 0
+
+
+class Hasty(Controller):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.versions.__class__ = HastyVersions
+
+
+class PaysEarly(Controller):
+    """Capacity comes back when a publish begins, not when it is acknowledged."""
+
+    async def _publish(self, handles: Any) -> None:
+        async for version, handle, groups in handles:
+            self.groups.release(groups)
+            await self._publish_version(version, handle)
+
+
+class StampsLate(Collector):
+    """A group is stamped with the version in force when it is put."""
+
+    async def _rollout(self, grant: Grant, version: int) -> Any:
+        group, columns, *rest = cast("Sequence[Any]", await super()._rollout(grant, version))
+        late = GroupMeta(
+            sample_keys(self._version, grant.group, grant.size),
+            {**group.tags, "version": self._version, "end_version": self._version},
+        )
+        return (late, columns, *rest)
+
+
+class Boastful(Collector):
+    """A version is served before it is loaded, and stays so when it cannot be."""
+
+    async def update_weights(self, version: int, handle: Any) -> None:
+        self.set_weight_version(version)
+        await super().update_weights(version, handle)
+
+
+class Forgetful(Outbox):
+    """Every third message of the kind is lost."""
+
+    kind: type[Any] = PutNotice
+    heard = 0
+
+    def post(self, message: Message) -> None:
+        self.heard += isinstance(message, self.kind)
+        if not (isinstance(message, self.kind) and self.heard % 3 == 0):
+            super().post(message)
+
+
+class ForgetsFailures(Forgetful):
+    kind = GroupFailure
+
+
+class LosesPutNotices(Collector):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._outbox.__class__ = Forgetful
+
+
+class LosesFailures(Collector):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._outbox.__class__ = ForgetsFailures
+
+
+class CountsFillers(FakeRank):
+    """A filler's tokens are trained tokens."""
+
+    async def train(self, work: RankWork) -> RankResult:
+        result = await FakeRank.train(self, work)
+        extra = sum(batch.tokens for batch in work.micro_batches if batch.filler)
+        return replace(result, tokens=result.tokens + extra)
+
+
+class SharedClaims:
+    """A plane that leaves what it hands out on the table."""
+
+    def __init__(self, plane: DataPlane) -> None:
+        self._plane = plane
+
+    def __getattr__(self, operation: str) -> Any:
+        return getattr(self._plane, operation)
+
+    async def claim(self, partition: str, consumer: str, **how: Any) -> Claim:
+        claim = await self._plane.claim(partition, consumer, **how)
+        rows = {group.row: claim.fence for group in claim.groups}
+        from asyncrl.engine.data_plane.base import Holding
+
+        await self._plane.give_back(Holding(partition, consumer, rows))
+        return claim
+
+
+ONE_SAMPLE = replace(BUSY, groups=1, size=2, ranks=2, rewards=(0.0, 1.0), lengths=(7,))
+
+FAULTS: dict[str, tuple[Schedule, dict[str, Any], str]] = {
+    "a lost wake-up": (BUSY, {"controller": Deaf}, "granted at|waited from|ended with|took"),
+    "a leaked budget slot": (BUSY, {"controller": Leaky}, "was due at"),
+    "capacity returned twice": (BUSY, {"controller": Generous}, "groups were out"),
+    "capacity returned before the publish": (BUSY, {"controller": PaysEarly}, "before"),
+    "a double settle": (BUSY, {"controller": SettlesTwice}, "settled twice"),
+    "a claim not released": (BUSY, {"controller": Hoarder}, "never cleared"),
+    "a claim that two share": (BUSY, {"wrap": SharedClaims}, "claimed twice"),
+    "a stale group let through": (BUSY, {"controller": Lax}, "tokens of ages"),
+    "a torn group": (BUSY, {"controller": Tears}, "was split"),
+    "a step ahead of its publish": (
+        replace(BUSY, slow_publishes=(6.0,), step_seconds=(0.1,)),
+        {"controller": Hasty},
+        "versions ahead",
+    ),
+    "a version stamped late": (BUSY, {"collector": StampsLate}, "served later"),
+    "a version served before it is loaded": (
+        replace(BUSY, bad_publishes=frozenset({3, 4, 5})),
+        {"collector": Boastful},
+        "never loaded",
+    ),
+    "a lost put notice without a slow poll": (BUSY, {"collector": LosesPutNotices}, "noticed at|ended with"),
+    "a lost failure": (
+        replace(BUSY, failing_calls=(False, False, True)),
+        {"collector": LosesFailures},
+        "ended with Overdue|granted at|took",
+    ),
+    "a filler that counts": (
+        replace(ONE_SAMPLE, ranks=3),
+        {"rank": CountsFillers},
+        "the ranks trained on",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_caught_and_named(fault: str) -> None:
+    """The schedule is sound; with the fault the invariants say what is wrong with it."""
+    schedule, planted, said = FAULTS[fault]
+    assert schedule.run().violations == []
+    found = schedule.run(**planted).violations
+    assert any(words in violation for violation in found for words in said.split("|")), found
+
+
+def test_every_fault_is_another_one() -> None:
+    """At least ten, and none planted twice."""
+    kinds: set[Callable[..., Any]] = {part for _, planted, _ in FAULTS.values() for part in planted.values()}
+    assert len(FAULTS) == len(kinds) >= 10
