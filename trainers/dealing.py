@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-CLOSE = 5e-5
+CLOSE = 1e-6
 """Stop swapping samples once the heaviest rank is within this share of the mean."""
 CLOSE_BY_BINS = 1e-3
 """Stop swapping whole bins, if samples can be swapped afterwards."""
@@ -26,8 +26,10 @@ FEW = 256
 """As many things, or fewer, are few."""
 KICKS = 16
 """As many in vain, one after another, are the last."""
+SEARCH = 1024
+"""Kicks in vain times things, for the fewest."""
 SWAPS_A_KICK = 4
-EVEN = 5e-4
+EVEN = 1e-5
 """Good enough: no kicks for ranks within this share of the mean."""
 LOOKED_AT = 1024
 """Things of heavy ranks that one round looks at."""
@@ -130,7 +132,7 @@ def _search(
     even = enough if enough is not None else attainable(costs, ranks=len(loads), each=each)
     _even_out(things, loads, bins=bins, enough=close)
     random = Random(0)  # Its `random` alone is the same in every version, as a replayed plan must be.
-    vain = 0
+    vain, kicks = 0, max(kicks, SEARCH // things.real)
     while things.real <= FEW and len(loads) > 1 and vain < kicks and loads.max() > even:
         other, other_loads = copy.deepcopy(things), loads.copy()
         for _ in range(SWAPS_A_KICK):
@@ -158,7 +160,7 @@ def _even_out(things: Things, loads: Floats, *, bins: Ints | None, enough: float
     half, mean = ranks // 2, loads.mean()
     by_cost = np.argsort(things.cost, kind="stable")
     stuck = 0
-    for turn in range(rounds or max(12, min(96, 8192 // len(by_cost)))):
+    for turn in range(rounds or max(12, min(96, 6144 // len(by_cost)))):
         if stuck >= 2 * half or loads.max() <= enough:
             return
         if bins is not None:

@@ -58,16 +58,16 @@ def check_runnable(loaded: Loaded) -> None:
     build_chain(config.filters, min_live=config.rollout.min_live)
     task = load_task(config.task.name, config.task.options)
     if config.model.path is not None:
+        if not (Path(config.model.path) / "config.json").is_file():
+            raise ConfigError(
+                f"model.path (from {loaded.sources['model.path']}) is {config.model.path!r}; "
+                "it must be a folder with a Hugging Face checkpoint (config.json)"
+            )
         folder = Path(config.model.path)
         if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
             raise ConfigError(
                 f"model.path (from {loaded.sources['model.path']}) is {config.model.path!r}; it must hold a "
                 "tokenizer too (tokenizer.json or tokenizer_config.json)"
-            )
-        if not (Path(config.model.path) / "config.json").is_file():
-            raise ConfigError(
-                f"model.path (from {loaded.sources['model.path']}) is {config.model.path!r}; "
-                "it must be a folder with a Hugging Face checkpoint (config.json)"
             )
         return
     from asyncrl.engine.model.tokenizer import CharTokenizer

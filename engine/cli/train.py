@@ -18,12 +18,13 @@ from asyncrl.engine.cli.config import describe
 from asyncrl.engine.cli.options import ConfigOption, FilterOption, SetOption, fail, resolve
 
 if TYPE_CHECKING:
-    from asyncrl.configs import Loaded
+    from asyncrl.configs import Loaded, RunConfig
     from asyncrl.engine.controller import Controller
     from asyncrl.engine.ending import Ending
     from asyncrl.engine.events.ledger import Ledger
     from asyncrl.engine.events.log import EventLog
     from asyncrl.engine.events.progress import Progress
+    from asyncrl.engine.events.types import RunStarted
 
 
 def train(
@@ -161,7 +162,7 @@ class _Run:
                 tasks.cancel_scope.cancel()
         except Exception as error:  # The process's edge: a world that did not start or stop.
             ending = failure(first_cause(error))
-        self._events.append(RunEnded(code=ending.code, reason=ending.reason))
+        self._events.append(RunEnded(code=ending.code, reason=ending.reason, keys_left=self.keys_left))
         return ending
 
     async def _in_world(self) -> Ending:
@@ -169,17 +170,16 @@ class _Run:
 
         from asyncrl.engine.controller import Controller
         from asyncrl.engine.data_plane.observe import ObservedPlane
-        from asyncrl.engine.events.types import SCHEMA, RunStarted
         from asyncrl.engine.lifecycle.base import PARTITION
         from asyncrl.filters import build_chain
 
         config = self._loaded.config
-        self._events.append(RunStarted(schema=SCHEMA, config=config.model_dump(), software=_software()))
         async with AsyncExitStack() as stack:
             if config.run.runtime == "ray":
                 from asyncrl.engine.lifecycle.environment import prepare
 
                 prepare(max(config.collector.threads, config.trainer.threads))
+                self._events.append(_run_started(config))
                 from asyncrl.engine.lifecycle.ray_runtime import ray_cluster, ray_world
 
                 await stack.enter_async_context(ray_cluster())
@@ -187,6 +187,7 @@ class _Run:
             else:
                 from asyncrl.engine.lifecycle.local import local_world
 
+                self._events.append(_run_started(config))
                 world = await stack.enter_async_context(local_world(config))
             plane = ObservedPlane(world.plane, clock=time.monotonic)
             self._controller = Controller(
@@ -235,6 +236,22 @@ def _kill_everything() -> None:
             continue
     sys.stderr.write("killed\n")
     os._exit(130)
+
+
+def _run_started(config: RunConfig) -> RunStarted:
+    """Say what runs; after `prepare`, since it imports torch."""
+    import psutil
+
+    from asyncrl.engine.events.types import SCHEMA, RunStarted
+    from asyncrl.engine.lifecycle.parts import cost_model
+
+    return RunStarted(
+        schema=SCHEMA,
+        config=config.model_dump(),
+        software=_software(),
+        process_wall=psutil.Process().create_time(),
+        cost=asdict(cost_model(config)),
+    )
 
 
 def _software() -> dict[str, str]:

@@ -24,12 +24,16 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
-    """`config` holds every value in force; `process_wall` is when the process was created."""
+    """`config` holds every value in force; `process_wall` is when the process was created.
+
+    `cost` holds the fields of the cost model by which plans are balanced; null: by tokens.
+    """
 
     schema: int
     config: dict[str, Any]
     software: dict[str, str]
     process_wall: float | None = None
+    cost: dict[str, Any] | None = None
 
 
 class Dispatched(Event, frozen=True, kw_only=True, tag="dispatched"):

@@ -49,8 +49,14 @@ class Audit:
         """Count `events` from the first to the last."""
         audit, ledger, state = cls(), Ledger(), _State()
         for event in events:
-            ledger.apply(event)
-            audit._apply(event, state)
+            try:
+                ledger.apply(event)
+                audit._apply(event, state)
+            except (KeyError, ValueError) as error:  # What comes after it means nothing.
+                audit.faults.append(f"{error!r} at {event}")
+                if isinstance(event, Settled) and event.group in audit.fates:
+                    audit.faults.append(f"group {event.group} settled twice")
+                return audit
             audit._compare(event, ledger, state)
         audit.faults += [f"group {group} has no fate" for group in state.places]
         return audit

@@ -61,6 +61,7 @@ class FakeGenerator:
     running: int = 0
     version: int = 0
     updates: list[int] = field(default_factory=list)
+    loaded_at: dict[int, float] = field(default_factory=dict)
 
     async def run(self) -> None:
         await anyio.sleep_forever()
@@ -88,6 +89,7 @@ class FakeGenerator:
         self.updates.append(version)
         await anyio.sleep(self.refuse(version))
         self.version = version
+        self.loaded_at.setdefault(version, anyio.current_time())
 
     def stats(self) -> dict[str, Any]:
         return {"running": self.running, "version": self.version}

@@ -32,6 +32,8 @@ from asyncrl.engine.testing.audit import Audit
 from asyncrl.engine.testing.simulation import Outcome
 from asyncrl.engine.testing.watch import WatchedPlane
 
+# Events have their time to the microsecond.
+_ROUNDING_S = 1e-5
 _OF_THE_FRONT_END = ("stale", "lease_lost", "run_ended")
 
 
@@ -164,6 +166,7 @@ def _stays_whole(case: _Case) -> Iterator[str]:
 
 def _claims(case: _Case) -> Iterator[str]:
     """Invariant 5: each group is claimed once, under a number of its own, oldest version first."""
+    yield from (f"{row} was handed out {n} times" for row, n in case.plane.handed_out.items() if n > 1)
     fences: list[int] = []
     seen: set[int] = set()
     for event in case.outcome.of(Claimed):
@@ -222,17 +225,16 @@ def _tokens(case: _Case, key: str) -> int:
 
 def _versions(case: _Case) -> Iterator[str]:
     """Invariant 8: only what was loaded whole is served, published is what all serve, stamps are those of dispatch."""
-    loaded = {f"collector{i}": {0, *g.updates} for i, g in enumerate(case.outcome.generators)}
-    names = [f"collector{i}" for i in range(len(case.outcome.generators))]
-    served = dict.fromkeys(names, 0)
+    loaded = {f"collector{i}": generator.loaded_at for i, generator in enumerate(case.outcome.generators)}
+    served = dict.fromkeys(loaded, 0)
     at: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
     asked: dict[int, Dispatched] = {}
     bound = case.outcome.config.max_publish_lag
     for event in case.outcome.events:
         match event:
             case Acknowledged():
-                if event.version not in loaded[event.generator]:
-                    yield f"{event.generator} serves version {event.version}, which it never loaded"
+                if loaded[event.generator].get(event.version, math.inf) > event.t + _ROUNDING_S:
+                    yield f"{event.generator} serves version {event.version} before it is loaded"
                 served[event.generator] = event.version
                 at[event.generator].append((event.t, event.version))
             case Published():
@@ -262,7 +264,7 @@ def _budget(case: _Case) -> Iterator[str]:
             if group in back:
                 yield f"capacity of group {group} came back twice"
             back[group] = event.t
-            if event.t < due.get(group, 0.0):
+            if event.t < due.get(group, 0.0) - _ROUNDING_S:
                 yield f"capacity of group {group} came back at {event.t:g} s, before {due[group]:g} s"
     last = case.end_s - case.patience_s
     for group, when in due.items():
@@ -311,6 +313,13 @@ def _wakes(case: _Case) -> Iterator[str]:
         happened = case.plane.put_at.get(row)
         if happened is not None and put.t > happened + case.patience_s:
             yield f"group {group} was put at {happened:g} s and noticed at {put.t:g} s"
+    collector = case.outcome.config.collector
+    longest_s = collector.group_timeout_s + collector.put_timeout_s + case.patience_s
+    for event in case.outcome.of(Dispatched):
+        heard = case.put.get(event.group)
+        until = case.settled_at.get(event.group, math.inf) if heard is None else heard.t
+        if until > event.t + longest_s:
+            yield f"nothing was heard of group {event.group} from {event.t:g} to {until:g} s"
     yield from _idle_with_work(case)
     yield from _late_grants(case)
 

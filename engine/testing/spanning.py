@@ -49,4 +49,5 @@ class SpanningGenerator(FakeGenerator):
         await anyio.sleep(self.refuse(version))
         self.updates.append(version)
         self.version = version
+        self.loaded_at.setdefault(version, self.clock())
         self._swaps.append((self.clock(), version))

@@ -1,5 +1,6 @@
 """A plane that passes everything on and remembers what was really done to it, and when."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,13 +11,17 @@ from asyncrl.engine.testing.fakes import FaultyPlane
 
 @dataclass(slots=True)
 class WatchedPlane:
-    """`put_at` is by group's row, in seconds of `clock`. `cleared` holds keys; `at_end` those of the last look."""
+    """`put_at` is by group's row, in seconds of `clock`. `cleared` holds keys; `at_end` those of the first look.
+
+    `handed_out` counts claims by group's row.
+    """
 
     plane: DataPlane | FaultyPlane
     clock: Callable[[], float]
     put_at: dict[str, float] = field(default_factory=dict)
     cleared: set[str] = field(default_factory=set)
     at_end: list[str] = field(default_factory=list)
+    handed_out: Counter[str] = field(default_factory=Counter)
 
     def __getattr__(self, operation: str) -> Any:
         return getattr(self.plane, operation)
@@ -24,6 +29,11 @@ class WatchedPlane:
     async def put(self, partition: str, group: Any, columns: Any) -> None:
         await self.plane.put(partition, group, columns)
         self.put_at[group.row] = self.clock()
+
+    async def claim(self, *args: Any, **how: Any) -> Any:
+        claim = await self.plane.claim(*args, **how)
+        self.handed_out.update(group.row for group in claim.groups)
+        return claim
 
     async def clear(self, partition: str, keys: Any, **how: Any) -> None:
         await self.plane.clear(partition, keys, **how)

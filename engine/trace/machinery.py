@@ -29,6 +29,7 @@ from asyncrl.engine.trace.forced_plane import FOR_EVER_S, ForcedPlane
 from asyncrl.engine.versions import Versions
 from asyncrl.engine.virtual_time import virtual_clock
 from asyncrl.filters import Chain
+from asyncrl.trainers.fan_out import Cost
 
 _NO_LIMIT = 1 << 60
 
@@ -84,6 +85,7 @@ class Machinery:
         config: RunConfig,
         *,
         chain: Chain,
+        cost: Cost | None,
         plane: ForcedPlane,
         generators: Iterable[str],
         folds: Sequence[Fold],
@@ -126,6 +128,7 @@ class Machinery:
         self.step = Step(
             config=config,
             chain=chain,
+            cost=cost,
             progress=progress,
             ranks=self.ranks,
             groups=self.groups,

@@ -12,6 +12,8 @@ from asyncrl.configs.load import DEFAULT_PRESET
 from asyncrl.engine.errors import TraceError
 from asyncrl.engine.events.log import effective_events
 from asyncrl.engine.events.types import AnyEvent, RunEnded, RunStarted
+from asyncrl.trainers.cost_model import CostModel
+from asyncrl.trainers.fan_out import Cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,15 @@ class Recording:
     def ended(self) -> RunEnded | None:
         """How the run ended; None for a log that breaks off."""
         return next((event for event in reversed(self.events) if isinstance(event, RunEnded)), None)
+
+    @property
+    def cost(self) -> Cost | None:
+        """What the run's plans were balanced by; None for tokens."""
+        started = next((event for event in self.events if isinstance(event, RunStarted)), None)
+        if started is None or started.cost is None:
+            return None
+        fields = {**started.cost, "attention": tuple(map(tuple, started.cost["attention"]))}
+        return CostModel(**fields).flops
 
     def config(self, overrides: Sequence[Override] = (), filters: Sequence[str] = ()) -> RunConfig:
         """Return the recorded configuration under `overrides`, with `filters` appended to its chain.

@@ -102,6 +102,7 @@ class _Replay:
         self._machinery = Machinery(
             config,
             chain=chain,
+            cost=recording.cost,
             plane=self._plane,
             generators=_generators(recording),
             folds=[self._produced],
