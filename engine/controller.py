@@ -314,7 +314,6 @@ class Controller:
                         return
                     if batch.kept:
                         await out.send(batch)
-                        self._events.append(BatchTaken(batch=batch.index))
                         self.versions.hand_over()
                     else:
                         log.warning("a batch without survivors is no step", batch=batch.index, drops=dict(batch.drops))
@@ -333,6 +332,7 @@ class Controller:
         waited_from = self._clock()
         self.trainer_waits_for = "batch"
         async for batch in batches:
+            self._events.append(BatchTaken(batch=batch.index))
             self.trainer_waits_for = "publish"
             await self.versions.changed.wait_for(
                 lambda: self.versions.publish_lag <= self._config.max_publish_lag,

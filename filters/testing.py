@@ -20,7 +20,8 @@ from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.group import FAILED, FINISHED, TRUNCATED
 from asyncrl.engine.records.keys import sample_keys
 from asyncrl.filters.base import BaseRolloutFilter, FilterContext, GroupView
-from asyncrl.filters.chain import Chain, Judgement
+from asyncrl.filters.chain import Chain
+from asyncrl.filters.verdicts import Judgement
 
 TRAINER_VERSION = 10
 _MANY = 2000

@@ -30,7 +30,7 @@ class Audit:
     """Figures of one run. Lists are in the order of events; ages and lags are in versions.
 
     `ages` has one entry a trained sample, `lags` one a step begun, `run_ahead` one an event.
-    `faults` says in words what no sequence of events may hold.
+    `faults` says in words what no sequence of events may hold; after one that is `broken` nothing is counted.
     """
 
     ages: list[int] = field(default_factory=list)
@@ -43,6 +43,7 @@ class Audit:
     trained_keys: dict[int, list[str]] = field(default_factory=dict)
     planned_keys: dict[int, list[str]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
+    broken: bool = False
 
     @classmethod
     def of(cls, events: Sequence[AnyEvent]) -> "Audit":
@@ -56,6 +57,7 @@ class Audit:
                 audit.faults.append(f"{error!r} at {event}")
                 if isinstance(event, Settled) and event.group in audit.fates:
                     audit.faults.append(f"group {event.group} settled twice")
+                audit.broken = True
                 return audit
             audit._compare(event, ledger, state)
         audit.faults += [f"group {group} has no fate" for group in state.places]

@@ -40,6 +40,8 @@ _OF_THE_FRONT_END = ("stale", "lease_lost", "run_ended")
 def violations(outcome: Outcome, plane: WatchedPlane, *, patience_s: float) -> list[str]:
     """Say what a run broke. `patience_s` is how long anything may take that waits for nothing but the plane."""
     case = _Case(outcome, plane, patience_s, outcome.audit)
+    if case.audit.broken:
+        return case.audit.faults
     rules = (_conserves, _settles, _ages, _stays_whole, _claims, _plans, _versions, _budget, _batches, _wakes, _finite)
     return [*case.audit.faults, *(said for rule in rules for said in rule(case))]
 

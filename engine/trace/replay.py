@@ -204,13 +204,13 @@ class _Replay:
                 if self._says_taken:
                     await self._gates.wait((BatchTaken, batch.index))
                 await out.send(batch)
-                machinery.log.append(BatchTaken(batch=batch.index))
                 machinery.versions.hand_over()
 
     async def _train(self, batches: MemoryObjectReceiveStream[Batch]) -> None:
         machinery = self._machinery
         versions, lag = machinery.versions, machinery.config.max_publish_lag
         async for batch in batches:
+            machinery.log.append(BatchTaken(batch=batch.index))
             current_batch.set(batch.index)
             await versions.changed.wait_at_most(lambda: versions.publish_lag <= lag, FOR_EVER_S)
             await machinery.front_end.hand_off(batch)

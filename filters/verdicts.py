@@ -1,0 +1,231 @@
+"""The state of a judgement of many groups, in columns: who is open, live, masked, dropped, and why."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.engine.errors import FilterError
+from asyncrl.engine.records import GroupMeta
+from asyncrl.engine.records.fate import NAN_REWARD, NO_TOKENS
+from asyncrl.filters.base import BaseRolloutFilter, GroupView
+from asyncrl.filters.columns import ColumnVerdict, Flags, GroupColumns
+from asyncrl.filters.verdict import Kind, Verdict
+
+FRONT_END = "front_end"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The chain's word on one group. `masked` maps sample index to reason; `live` as in GroupView."""
+
+    group: GroupMeta
+    dropped: str | None
+    by: str
+    masked: Mapping[int, str]
+    live: tuple[int, ...]
+    trained: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class FilterStats:
+    """What one filter has done: groups judged and dropped, samples masked, by reason; seconds taken."""
+
+    judged: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    masked: Counter[str] = field(default_factory=Counter)
+    rescued: int = 0
+    seconds: float = 0.0
+
+
+class Verdicts:
+    """The state of a judgement in columns. Codes count from 1 into `reasons`; 0 is kept, not masked."""
+
+    def __init__(self, columns: GroupColumns) -> None:
+        self.columns = columns
+        self.reasons: list[str] = []
+        self.by: list[str] = []
+        self.dropped: NDArray[np.int16] = np.zeros(columns.n, dtype=np.int16)
+        self.masked: NDArray[np.int16] = np.zeros((columns.n, columns.size), dtype=np.int16)
+        self._rescued: dict[str, Flags] = {}
+        self._frozen: dict[int, GroupMeta] = {}
+        _lock(columns)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many groups were dropped, by reason."""
+        found = np.bincount(self.dropped, minlength=len(self.reasons) + 1)[1:]
+        return {reason: int(n) for reason, n in zip(self.reasons, found, strict=True) if n}
+
+    def judgements(self) -> list[Judgement]:
+        """Return one Judgement a group."""
+        columns = self.columns
+        out = []
+        for i, group in enumerate(columns.groups):
+            code = int(self.dropped[i])
+            masks = {int(j): self.reasons[int(self.masked[i, j]) - 1] for j in np.flatnonzero(self.masked[i])}
+            out.append(
+                Judgement(
+                    group=group,
+                    dropped=self.reasons[code - 1] if code else None,
+                    by=self.by[code - 1] if code else "",
+                    masked=masks,
+                    live=_indexes(columns.live[i]),
+                    trained=_indexes(columns.trained[i]),
+                )
+            )
+        return out
+
+    def mask_unusable(self, stats: FilterStats) -> None:
+        """Mask samples without a usable reward or without tokens to train; failed ones have their fate."""
+        columns = self.columns
+        for reason, flags in (
+            (NAN_REWARD, columns.finished & ~columns.live),
+            (NO_TOKENS, columns.live & ~columns.trained),
+        ):
+            if flags.any():
+                self.masked[flags] = self._code(reason, FRONT_END)
+                stats.masked[reason] += int(flags.sum())
+
+    def carry_on(self, judgements: Sequence[Judgement]) -> None:
+        """Take over which samples earlier filters masked, and which are live."""
+        live = np.zeros_like(self.columns.live)
+        trained = np.zeros_like(self.columns.trained)
+        for i, judgement in enumerate(judgements):
+            live[i, list(judgement.live)] = True
+            trained[i, list(judgement.trained)] = True
+            for sample, reason in judgement.masked.items():
+                self.masked[i, sample] = self._code(reason, "")
+        self.columns.live, self.columns.trained = live, trained
+        _lock(self.columns)
+
+    def drop(self, reason: str, by: str, flags: Flags, stats: FilterStats) -> None:
+        """Drop the open groups in `flags`, but for those rescued from this reason."""
+        hit = flags & self.columns.open
+        for name in {reason, reason.rpartition("/")[2]} & set(self._rescued):
+            hit &= ~self._rescued[name]
+        if not hit.any():
+            return
+        self.dropped[hit] = self._code(reason, by)
+        stats.dropped[reason] += int(hit.sum())
+        self.columns.open = self.columns.open & ~hit
+        _lock(self.columns)
+
+    def mask(self, reason: str, by: str, flags: Flags, *, keep_reward: bool, stats: FilterStats) -> None:
+        """Mask the samples in `flags` that open groups would train; without their reward they are not live."""
+        columns = self.columns
+        flags = flags & columns.open[:, None]
+        gone = flags & columns.trained
+        if gone.any():
+            self.masked[gone] = self._code(reason, by)
+            stats.masked[reason] += int(gone.sum())
+            columns.trained = columns.trained & ~gone
+        if not keep_reward:
+            columns.live = columns.live & ~flags
+        _lock(columns)
+
+    def apply_columns(self, name: str, verdict: ColumnVerdict, stats: FilterStats) -> None:
+        for reason, (flags, keep_reward) in verdict.masks.items():
+            self.mask(_namespaced(name, reason), name, flags, keep_reward=keep_reward, stats=stats)
+        for reason, flags in verdict.drops.items():
+            self.drop(_namespaced(name, reason), name, flags, stats)
+
+    def open_views(self) -> dict[int, GroupView]:
+        """Return views of the open groups by their place."""
+        columns = self.columns
+        return {
+            int(i): GroupView(self._freeze(int(i)), _indexes(columns.live[i]), _indexes(columns.trained[i]))
+            for i in np.flatnonzero(columns.open)
+        }
+
+    def apply(
+        self, filter_: BaseRolloutFilter, views: Mapping[int, GroupView], verdicts: list[Verdict], stats: FilterStats
+    ) -> None:
+        """Take a filter's verdicts on single groups, after checking them."""
+        _check_verdicts(filter_, list(views.values()), verdicts)
+        n, size = self.columns.n, self.columns.size
+        drops: dict[str, Flags] = {}
+        masks: dict[tuple[str, bool], Flags] = {}
+        for i, verdict in zip(views, verdicts, strict=True):
+            if verdict.kind is Kind.DROP:
+                drops.setdefault(verdict.reason, np.zeros(n, dtype=np.bool_))[i] = True
+            elif verdict.kind is Kind.MASK:
+                key = (verdict.reason, verdict.keep_reward)
+                masks.setdefault(key, np.zeros((n, size), dtype=np.bool_))[i, list(verdict.samples)] = True
+            elif verdict.kind is Kind.RESCUE:
+                stats.rescued += 1
+                for reason in verdict.rescued:
+                    self._rescued.setdefault(reason, np.zeros(n, dtype=np.bool_))[i] = True
+        for (reason, keep_reward), flags in masks.items():
+            self.mask(_namespaced(filter_.name, reason), filter_.name, flags, keep_reward=keep_reward, stats=stats)
+        for reason, flags in drops.items():
+            self.drop(_namespaced(filter_.name, reason), filter_.name, flags, stats)
+
+    def _code(self, reason: str, by: str) -> int:
+        for code, known in enumerate(zip(self.reasons, self.by, strict=True), start=1):
+            if known == (reason, by):
+                return code
+        self.reasons.append(reason)
+        self.by.append(by)
+        return len(self.reasons)
+
+    def _freeze(self, i: int) -> GroupMeta:
+        if i not in self._frozen:
+            group = self.columns.groups[i]
+            tags = {name: tuple(v) if isinstance(v, list) else v for name, v in group.tags.items()}
+            self._frozen[i] = GroupMeta(group.keys, MappingProxyType(tags))
+        return self._frozen[i]
+
+
+def _lock(columns: GroupColumns) -> None:
+    """Make the flags read-only, so that a filter that writes to them is caught."""
+    for flags in (columns.open, columns.live, columns.trained):
+        flags.flags.writeable = False
+
+
+def _indexes(flags: NDArray[np.bool_]) -> tuple[int, ...]:
+    return tuple(i for i, flag in enumerate(flags.tolist()) if flag)
+
+
+def _namespaced(name: str, reason: str) -> str:
+    return reason if reason == name else f"{name}/{reason}"
+
+
+def check_column_verdict(filter_: BaseRolloutFilter, verdict: Any, columns: GroupColumns) -> None:
+    if not isinstance(verdict, ColumnVerdict):
+        raise FilterError(f"filter {filter_.name} said {verdict!r}; judge_columns returns a ColumnVerdict")
+    shapes: list[tuple[str, Flags, tuple[int, ...]]]
+    shapes = [(reason, flags, (columns.n,)) for reason, flags in verdict.drops.items()]
+    shapes += [(reason, flags, (columns.n, columns.size)) for reason, (flags, _) in verdict.masks.items()]
+    for reason, flags, shape in shapes:
+        if not (reason and isinstance(reason, str)):
+            raise FilterError(f"filter {filter_.name} gave {reason!r} as reason; a reason is a word")
+        if flags.shape != shape or flags.dtype != np.bool_:
+            raise FilterError(
+                f"filter {filter_.name} answered {reason!r} with {flags.dtype} of shape {flags.shape}; "
+                f"it must be bool of shape {shape}, so that no group is dropped, added or split"
+            )
+
+
+def _check_verdicts(filter_: BaseRolloutFilter, views: Sequence[GroupView], verdicts: Sequence[Any]) -> None:
+    if len(verdicts) != len(views):
+        raise FilterError(
+            f"filter {filter_.name} gave {len(verdicts)} verdicts for {len(views)} groups; "
+            "it may not drop, add or split groups itself"
+        )
+    for view, verdict in zip(views, verdicts, strict=True):
+        if not isinstance(verdict, Verdict):
+            raise FilterError(
+                f"filter {filter_.name} said {verdict!r} of {view.meta.row}; "
+                "say keep(), drop(reason), mask(...) or rescue(reasons)"
+            )
+        if any(not isinstance(i, int) or not 0 <= i < view.size for i in verdict.samples):
+            raise FilterError(f"filter {filter_.name} masked samples {verdict.samples} of a group of {view.size}")
+        if verdict.kind in (Kind.DROP, Kind.MASK) and not (verdict.reason and isinstance(verdict.reason, str)):
+            raise FilterError(
+                f"filter {filter_.name} gave {verdict.reason!r} as reason to {verdict.kind} {view.meta.row}; "
+                "a reason is a word, which counts and logs show"
+            )
