@@ -83,7 +83,7 @@ def _train(loaded: Loaded, directory: Path) -> int:
     from asyncrl.engine.cli.logs import log_to
     from asyncrl.engine.cli.view import View, final_lines
     from asyncrl.engine.events.ledger import Ledger
-    from asyncrl.engine.events.log import FILE_NAME, EventLog
+    from asyncrl.engine.events.log import FILE_NAME, EventLog, Fold
     from asyncrl.engine.events.progress import Progress
     from asyncrl.engine.summary import FILE_NAME as SUMMARY
     from asyncrl.engine.summary import summarise
@@ -99,7 +99,7 @@ def _train(loaded: Loaded, directory: Path) -> int:
         soft_wrap=True,
     )
     ledger, progress = Ledger(), Progress(loaded.config.run.reward_window)
-    folds = [ledger, progress]
+    folds: list[Fold] = [ledger, progress]
     with log_to(directory / "log.jsonl"):
         events = EventLog(clock=time.monotonic, wall=time.time, folds=folds, path=directory / FILE_NAME, threaded=True)
         view = View(ledger=ledger, progress=progress, console=console, clock=time.monotonic)
@@ -115,6 +115,8 @@ def _train(loaded: Loaded, directory: Path) -> int:
             bias_warning=rollout.bias_warning,
         )
         events.close()
+    summary["filters"] = run.filter_stats
+    (directory / "filters.json").write_text(json.dumps(run.filter_state, indent=2) + "\n", encoding="utf-8")
     (directory / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     for line in final_lines(summary, str(directory)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -146,6 +148,8 @@ class _Run:
         self._view = view
         self._controller: Controller | None = None
         self.keys_left: int | None = None
+        self.filter_stats: dict[str, Any] = {}
+        self.filter_state: dict[str, Any] = {}
 
     async def go(self) -> Ending:
         import anyio
@@ -206,6 +210,12 @@ class _Run:
                 "data plane calls of the driver",
                 **{name: asdict(stats) for name, stats in plane.snapshot().items()},
             )
+            chain = self._controller.chain
+            self.filter_stats = {name: asdict(stats) for name, stats in chain.stats.items()}
+            self.filter_state = {
+                "filters": chain.state_dict(),
+                "statistics": self._controller.front_end.statistics.state_dict(),
+            }
             return ending
 
     async def _obey_signals(self, scope: Any) -> None:
