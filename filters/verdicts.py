@@ -41,6 +41,16 @@ class FilterStats:
     rescued: int = 0
     seconds: float = 0.0
 
+    def summary(self) -> dict[str, Any]:
+        """Return the figures as plain values."""
+        return {
+            "judged": self.judged,
+            "dropped": dict(self.dropped),
+            "masked": dict(self.masked),
+            "rescued": self.rescued,
+            "seconds": round(self.seconds, 6),
+        }
+
 
 class Verdicts:
     """The state of a judgement in columns. Codes count from 1 into `reasons`; 0 is kept, not masked."""

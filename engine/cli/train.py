@@ -211,7 +211,7 @@ class _Run:
                 **{name: asdict(stats) for name, stats in plane.snapshot().items()},
             )
             chain = self._controller.chain
-            self.filter_stats = {name: asdict(stats) for name, stats in chain.stats.items()}
+            self.filter_stats = {name: stats.summary() for name, stats in chain.stats.items()}
             self.filter_state = {
                 "filters": chain.state_dict(),
                 "statistics": self._controller.front_end.statistics.state_dict(),

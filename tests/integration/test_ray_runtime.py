@@ -93,6 +93,7 @@ def test_a_short_run_with_a_filter_from_the_users_folder(tmp_path: Path, runs: l
     ended = ledger["trained"] + sum(sum(ledger[kind].values()) for kind in ("masked", "dropped", "failed"))
     assert ledger["dispatched"] == ended
     assert ledger["dropped"]["EvenPrompts/odd"] > 0
+    assert summary["filters"]["EvenPrompts"]["dropped"]["EvenPrompts/odd"] * 16 == ledger["dropped"]["EvenPrompts/odd"]
     assert [ledger[place] for place in ("in_flight", "buffered", "claimed", "in_training")] == [0, 0, 0, 0]
     assert summary["data_plane_keys_left"] == 0
     assert 0 <= summary["trained_age_max"] <= 2
