@@ -31,6 +31,9 @@ class Run(Section):
     """Batches over which `stop_at_reward` averages."""
     directory: str | None
     """Where event log, logs and summary go; null: a new folder under `runs/`."""
+    record: Literal["events", "tensors"]
+    """`events`: the event log; `tensors`: also each step's rows, so that `asyncrl replay --step` can rebuild its loss
+    inputs."""
 
 
 class Model(Section):
@@ -144,6 +147,8 @@ class Trainer(Section):
     """AdamW's step size in the supervised steps."""
     step_timeout_s: Seconds
     """A training step that takes longer ends the run."""
+    least_step_s: Annotated[float, Field(ge=0)]
+    """A step that is done sooner sleeps until then: to study the loop with slow steps and idle cores; 0: never."""
     publish_timeout_s: Seconds
     """A publish that is not acknowledged by then has failed."""
     publish_tries: Count

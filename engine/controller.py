@@ -19,7 +19,7 @@ and under virtual time alike.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
@@ -72,7 +72,8 @@ _DOWN_STOP_S = 2.0
 class Controller:
     """One run of one configuration in a started world. `events` must have `progress` among its folds.
 
-    `owner` names this driver's claims; two drivers on one data plane need two names.
+    `owner` names this driver's claims; two drivers on one data plane need two names. `record` is given
+    the number and the keys of each step before it is trained.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Controller:
         progress: Progress,
         clock: Callable[[], float],
         owner: str = "driver",
+        record: Callable[[int, Sequence[str]], Awaitable[None]] | None = None,
     ) -> None:
         self._config = config
         self._world = world
@@ -130,6 +132,7 @@ class Controller:
             versions=self.versions,
             log=events,
             clock=clock,
+            record=record,
         )
         self.trainer_waits_for = "start"
         self._source_done = False

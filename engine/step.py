@@ -67,7 +67,9 @@ class Step:
         log: EventLog,
         cost: Cost | None,
         clock: Callable[[], float],
+        record: Callable[[int, Sequence[str]], Awaitable[None]] | None = None,
     ) -> None:
+        self._record = record
         self._config = config
         self._chain = chain
         self._progress = progress
@@ -90,6 +92,8 @@ class Step:
         plan = self._plan(selection)
         started, publish_lag = self._clock(), self._versions.publish_lag
         self._announce(batch, plan)
+        if self._record is not None:
+            await self._record(self._versions.trainer + 1, sorted(plan.keys))
         results = await self._train(plan, selection)
         ages = Counter(selection.ages.values())
         version = self._versions.advance()

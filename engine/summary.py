@@ -5,8 +5,47 @@ from typing import Any
 from asyncrl.engine.ending import Ending
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.progress import Means, Progress
+from asyncrl.engine.events.types import AnyEvent, RunEnded, RunStarted
 
 FILE_NAME = "summary.json"
+
+
+class Ends:
+    """A fold that keeps the first and the last event of a run."""
+
+    def __init__(self) -> None:
+        self.started: RunStarted | None = None
+        self.ended: RunEnded | None = None
+        self.last_wall = 0.0
+
+    def apply(self, event: AnyEvent) -> None:
+        self.last_wall = event.wall
+        if isinstance(event, RunStarted):
+            self.started = event
+        elif isinstance(event, RunEnded):
+            self.ended = event
+
+
+def summarise_log(
+    ledger: Ledger, progress: Progress, ends: Ends, *, started_wall: float = 0.0, bias_warning: float | None = None
+) -> dict[str, Any]:
+    """Build the summary from folds alone; a log without a beginning began at `started_wall`."""
+    started, ended = ends.started, ends.ended
+    if started is not None:
+        started_wall = started.wall if started.process_wall is None else started.process_wall
+        bias_warning = started.config.get("rollout", {}).get("bias_warning", bias_warning)
+    return {
+        **summarise(
+            ledger=ledger,
+            progress=progress,
+            ending=Ending(1, "the log breaks off") if ended is None else Ending(ended.code, ended.reason),
+            started_wall=started_wall,
+            ended_wall=ends.last_wall,
+            data_plane_keys_left=None if ended is None else ended.keys_left,
+            bias_warning=bias_warning,
+        ),
+        "filters": (None if ended is None else ended.filters) or {},
+    }
 
 
 def summarise(
@@ -17,7 +56,7 @@ def summarise(
     started_wall: float,
     ended_wall: float,
     data_plane_keys_left: int | None,
-    bias_warning: float,
+    bias_warning: float | None,
 ) -> dict[str, Any]:
     """Build the summary. Times are seconds from process creation; a value that never came to be is null."""
     first = progress.first_step_wall

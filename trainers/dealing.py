@@ -160,7 +160,7 @@ def _even_out(things: Things, loads: Floats, *, bins: Ints | None, enough: float
     half, mean = ranks // 2, loads.mean()
     by_cost = np.argsort(things.cost, kind="stable")
     stuck = 0
-    for turn in range(rounds or max(12, min(96, 6144 // len(by_cost)))):
+    for turn in range(rounds or max(8, min(96, 4096 // len(by_cost)))):
         if stuck >= 2 * half or loads.max() <= enough:
             return
         if bins is not None:

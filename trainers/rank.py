@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
+import anyio
 import torch
 
 from asyncrl.engine.data_plane.base import DataPlane
@@ -36,6 +37,7 @@ class TrainerRank:
         transport: WeightTransport,
         offload: Offload[Any],
         learning_rate: float,
+        least_step_s: float = 0.0,
     ) -> None:
         self.name = f"rank{rank}"
         self._rank = rank
@@ -47,11 +49,13 @@ class TrainerRank:
         self._transport = transport
         self._offload = offload
         self._learning_rate = learning_rate
+        self._least_step_s = least_step_s
         self._outbox = Outbox()
 
     async def train(self, work: RankWork) -> RankResult:
         """Run one step of the plan; returns sums over this rank's trained tokens."""
         sums, seconds = StepSums(), 0.0
+        done_at = anyio.current_time() + self._least_step_s
         async for _, rows in self._rows(work):
             started = time.perf_counter()
             part = await self._offload(partial(self._backend.accumulate, rows, work.total_tokens))
@@ -62,6 +66,7 @@ class TrainerRank:
             sums.kl += part.kl
             sums.tokens += part.tokens
         norm = await self._update(self._learning_rate)
+        await anyio.sleep(max(0.0, done_at - anyio.current_time()))
         return RankResult(sums.loss, sums.ratio, sums.clipped, sums.kl, sums.tokens, norm, seconds)
 
     async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:

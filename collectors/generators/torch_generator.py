@@ -14,7 +14,6 @@ from typing import Any
 import anyio
 import numpy as np
 import torch
-from transformers import DynamicCache
 
 from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.engine.errors import GenerationError, VersionError
@@ -168,6 +167,8 @@ class TorchGenerator:
     @torch.inference_mode()
     def _decode(self, requests: Sequence[GroupRequest]) -> list[list[Completion]]:
         """Decode all samples of `requests` together (B rows), left-padded prompts, until all end."""
+        from transformers import DynamicCache  # The driver never decodes; it starts sooner without.
+
         prompts = [request.prompt_ids for request in requests for _ in request.seeds]
         limits = np.array([request.max_new_tokens for request in requests for _ in request.seeds])
         steps = int(limits.max())

@@ -7,10 +7,11 @@ from typing import Any
 
 from asyncrl.collectors.tasks.base import Task
 from asyncrl.collectors.tasks.digits import Echo, Reverse
+from asyncrl.collectors.tasks.sleepy import Sleepy
 from asyncrl.configs.objects import load_object
 from asyncrl.engine.errors import ConfigError
 
-BUILT_IN: Mapping[str, type[Task]] = {"echo": Echo, "reverse": Reverse}
+BUILT_IN: Mapping[str, type[Task]] = {"echo": Echo, "reverse": Reverse, "sleepy": Sleepy}
 
 
 def load_task(name: str, options: Mapping[str, Any]) -> Task:

@@ -8,7 +8,11 @@ from asyncrl import __version__
 from asyncrl.engine.cli.config import show_config
 from asyncrl.engine.cli.doctor import doctor
 from asyncrl.engine.cli.filters import app as filters_app
+from asyncrl.engine.cli.ledger import ledger
 from asyncrl.engine.cli.plan import app as plan_app
+from asyncrl.engine.cli.replay import replay
+from asyncrl.engine.cli.simulate import simulate
+from asyncrl.engine.cli.trace import app as trace_app
 from asyncrl.engine.cli.train import train
 
 app = typer.Typer(
@@ -19,10 +23,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("train")(train)
+app.command("simulate")(simulate)
 app.command("config")(show_config)
 app.command("doctor")(doctor)
+app.command("replay")(replay)
+app.command("ledger")(ledger)
 app.add_typer(filters_app, name="filters")
 app.add_typer(plan_app, name="plan")
+app.add_typer(trace_app, name="trace")
 
 
 def _version(value: bool) -> None:

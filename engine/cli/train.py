@@ -18,8 +18,11 @@ from asyncrl.engine.cli.config import describe
 from asyncrl.engine.cli.options import ConfigOption, FilterOption, SetOption, fail, resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
     from asyncrl.configs import Loaded, RunConfig
     from asyncrl.engine.controller import Controller
+    from asyncrl.engine.data_plane.base import DataPlane
     from asyncrl.engine.ending import Ending
     from asyncrl.engine.events.ledger import Ledger
     from asyncrl.engine.events.log import EventLog
@@ -39,6 +42,9 @@ def train(
     runtime: Annotated[
         str | None, typer.Option(metavar="ray|local", help="Actors on Ray, or all in this process.")
     ] = None,
+    record: Annotated[
+        str | None, typer.Option(metavar="events|tensors", help="Keep each step's tensors beside the event log.")
+    ] = None,
     filter_: FilterOption = None,
     set_: SetOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, print the values, and stop.")] = False,
@@ -50,6 +56,7 @@ def train(
         ("--seed", "run.seed", seed),
         ("--run-dir", "run.directory", run_dir),
         ("--runtime", "run.runtime", runtime),
+        ("--record", "run.record", record),
     ]
     loaded = resolve(config, options, filter_ or [], set_ or [])
     if dry_run:
@@ -86,7 +93,7 @@ def _train(loaded: Loaded, directory: Path) -> int:
     from asyncrl.engine.events.log import FILE_NAME, EventLog, Fold
     from asyncrl.engine.events.progress import Progress
     from asyncrl.engine.summary import FILE_NAME as SUMMARY
-    from asyncrl.engine.summary import summarise
+    from asyncrl.engine.summary import Ends, summarise_log
 
     console = Console(stderr=False)
     rollout = loaded.config.rollout
@@ -98,24 +105,17 @@ def _train(loaded: Loaded, directory: Path) -> int:
         markup=False,
         soft_wrap=True,
     )
-    ledger, progress = Ledger(), Progress(loaded.config.run.reward_window)
-    folds: list[Fold] = [ledger, progress]
+    ledger, progress, ends = Ledger(), Progress(loaded.config.run.reward_window), Ends()
+    folds: list[Fold] = [ledger, progress, ends]
     with log_to(directory / "log.jsonl"):
         events = EventLog(clock=time.monotonic, wall=time.time, folds=folds, path=directory / FILE_NAME, threaded=True)
         view = View(ledger=ledger, progress=progress, console=console, clock=time.monotonic)
-        run = _Run(loaded, events, ledger, progress, view)
+        run = _Run(loaded, directory, events, ledger, progress, view)
         ending = anyio.run(run.go)
-        summary = summarise(
-            ledger=ledger,
-            progress=progress,
-            ending=ending,
-            started_wall=psutil.Process().create_time(),
-            ended_wall=time.time(),
-            data_plane_keys_left=run.keys_left,
-            bias_warning=rollout.bias_warning,
+        summary = summarise_log(
+            ledger, progress, ends, started_wall=psutil.Process().create_time(), bias_warning=rollout.bias_warning
         )
         events.close()
-    summary["filters"] = run.filter_stats
     (directory / "filters.json").write_text(json.dumps(run.filter_state, indent=2) + "\n", encoding="utf-8")
     (directory / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     for line in final_lines(summary, str(directory)):
@@ -140,8 +140,11 @@ def _explain(ending: Ending, directory: Path) -> None:
 class _Run:
     """Ties world, controller, view and signals together for one run."""
 
-    def __init__(self, loaded: Loaded, events: EventLog, ledger: Ledger, progress: Progress, view: Any) -> None:
+    def __init__(
+        self, loaded: Loaded, directory: Path, events: EventLog, ledger: Ledger, progress: Progress, view: Any
+    ) -> None:
         self._loaded = loaded
+        self._directory = directory
         self._events = events
         self._ledger = ledger
         self._progress = progress
@@ -166,7 +169,14 @@ class _Run:
                 tasks.cancel_scope.cancel()
         except Exception as error:  # The process's edge: a world that did not start or stop.
             ending = failure(first_cause(error))
-        self._events.append(RunEnded(code=ending.code, reason=ending.reason, keys_left=self.keys_left))
+        self._events.append(
+            RunEnded(
+                code=ending.code,
+                reason=ending.reason,
+                keys_left=self.keys_left,
+                filters=self.filter_stats,
+            )
+        )
         return ending
 
     async def _in_world(self) -> Ending:
@@ -202,6 +212,7 @@ class _Run:
                 progress=self._progress,
                 clock=time.monotonic,
                 owner=f"driver-{uuid.uuid4().hex[:8]}",
+                record=self._recorder(plane),
             )
             self._view.watch(self._controller)
             ending = await self._controller.run()
@@ -217,6 +228,17 @@ class _Run:
                 "statistics": self._controller.front_end.statistics.state_dict(),
             }
             return ending
+
+    def _recorder(self, plane: DataPlane) -> Callable[[int, Sequence[str]], Awaitable[None]] | None:
+        """Return what keeps the tensors of each step, if the configuration asks for it."""
+        if self._loaded.config.run.record == "events":
+            return None
+        from asyncrl.engine.offload import in_place, in_thread
+        from asyncrl.engine.trace.loss_inputs import TensorRecorder
+
+        # In one process a thread would make the order of events a matter of luck.
+        offload = in_place if self._loaded.config.run.runtime == "local" else in_thread
+        return TensorRecorder(plane, self._directory, offload=offload).record
 
     async def _obey_signals(self, scope: Any) -> None:
         """First interrupt: finish the step, settle, exit 130. Second: end now, with every child process."""

@@ -143,6 +143,12 @@ class Measured(Event, frozen=True, kw_only=True, tag="measured"):
     log_ratios: dict[str, list[Any]]
 
 
+class VersionSet(Event, frozen=True, kw_only=True, tag="version_set"):
+    """The trainer is at a version that no step of this log made: restored, or set by a script."""
+
+    version: int
+
+
 class Planned(Event, frozen=True, kw_only=True, tag="planned"):
     """Per rank, per micro-batch: keys. Fillers repeat a key with weight zero."""
 
@@ -221,11 +227,15 @@ class Resumed(Event, frozen=True, kw_only=True, tag="resumed"):
 
 
 class RunEnded(Event, frozen=True, kw_only=True, tag="run_ended"):
-    """`keys_left` counts keys of the run in the data plane; null if it no longer answered."""
+    """`keys_left` counts keys of the run in the data plane; null if it no longer answered.
+
+    `filters` says what each filter did, by name.
+    """
 
     code: int
     reason: str
     keys_left: int | None = None
+    filters: dict[str, Any] | None = None
 
 
 AnyEvent = (
@@ -242,6 +252,7 @@ AnyEvent = (
     | BatchJudged
     | BatchTaken
     | BatchGivenUp
+    | VersionSet
     | Measured
     | Planned
     | StepStarted

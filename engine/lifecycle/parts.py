@@ -129,4 +129,5 @@ def build_rank(
         transport=transport,
         offload=offload,
         learning_rate=trainer.learning_rate,
+        least_step_s=trainer.least_step_s,
     )

@@ -3,6 +3,7 @@
 Invariant: whatever was started here is gone when the context ends, however it ends.
 """
 
+import importlib
 import logging
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 import anyio
 import ray
+import structlog
 from ray.exceptions import RayActorError, RayTaskError
 
 from asyncrl.configs import RunConfig
@@ -25,6 +27,8 @@ from asyncrl.engine.model.tokenizer import load_tokenizer
 from asyncrl.engine.outbox import Numbered
 from asyncrl.engine.records import Grant
 from asyncrl.engine.records.work import RankResult, RankWork
+
+log = structlog.get_logger()
 
 # Room beyond the wait that a long poll asks for, before its caller gives up.
 _GRACE_S = 10.0
@@ -132,6 +136,7 @@ async def ray_cluster() -> AsyncIterator[None]:
         _node_ip_address="127.0.0.1",
     )
     await anyio.to_thread.run_sync(start)
+    log.info("Ray started")
     try:
         yield
     finally:
@@ -155,6 +160,11 @@ async def ray_world(config: RunConfig) -> AsyncIterator[World]:
         RemoteRank(f"rank{i}", ray.remote(RankActor).options(**remote).remote(config, i, user_path), config)
         for i in range(config.trainer.ranks)
     ]
+    # TransferQueue starts its storage units after its controller; meanwhile idle workers, which they
+    # will take over, import what they need.
+    warm = ray.remote(num_cpus=0)(_import_transfer_queue)
+    for _ in range(config.data_plane.storage_units):
+        warm.remote()
     start_s = config.supervision.start_timeout_s
     async with AsyncExitStack() as stack:
         stack.callback(_kill, [handle.actor for handle in (*collectors, *ranks)])
@@ -169,6 +179,7 @@ async def ray_world(config: RunConfig) -> AsyncIterator[World]:
                     lease_s=config.data_plane.lease_s,
                 )
                 stack.push_async_callback(plane.close)
+                log.info("TransferQueue started")
                 await plane.register(train_partition(config))
                 async with anyio.create_task_group() as tasks:
                     for collector in collectors:
@@ -179,6 +190,7 @@ async def ray_world(config: RunConfig) -> AsyncIterator[World]:
             if isinstance(error, Overdue):
                 raise
             raise Overdue(f"the actors did not start within {start_s:g} s") from None
+        log.info("actors connected")
         yield World(
             plane=plane,
             collectors=collectors,
@@ -187,6 +199,10 @@ async def ray_world(config: RunConfig) -> AsyncIterator[World]:
             examples=warm_up_examples(task, load_tokenizer(config.model.path)),
             cost=cost_model(config).flops,
         )
+
+
+def _import_transfer_queue() -> None:
+    importlib.import_module("transfer_queue.storage.simple_storage")
 
 
 def _kill(actors: Sequence[Any]) -> None:

@@ -121,12 +121,19 @@ def _ages(case: _Case) -> Iterator[str]:
                 yield f"step {step} trained {key} on tokens of ages {trained}; the bound is {bound}"
             if any(age <= bound for age in ages[:withheld]) or (withheld and mode != "tokens"):
                 yield f"step {step} withheld tokens of ages {ages[:withheld]} of {key}; the bound is {bound}"
+    if mode != "tokens":
+        through = [group for group, fates in case.audit.fates.items() if "masked:stale" in fates]
+        if through:
+            yield f"groups {through} were let through over the bound of {bound}"
     said: Counter[int] = Counter()
     for event in case.outcome.of(StepEnded):
         said.update({int(age): n for age, n in event.ages.items()})
     ended = case.outcome.of(StepEnded)
-    if ended and len(ended) == len(versions) and said != counted:
-        yield f"the steps say ages {dict(said)}; trained were {dict(counted)}"
+    if len(ended) == len(versions):
+        # A stamp is of the dispatch, and may be older than the first token; it is never newer.
+        pairs = list(zip(sorted(said.elements()), sorted(counted.elements()), strict=False))
+        if said.total() != counted.total() or any(stamped < real for stamped, real in pairs):
+            yield f"the steps say ages {dict(said)}; trained were {dict(counted)}"
 
 
 def _token_versions(case: _Case, group: int, key: str) -> list[int]:
@@ -284,9 +291,7 @@ def _due(case: _Case) -> dict[int, float]:
     for group, when in case.settled_at.items():
         judged = case.judged.get(group)
         fates = case.audit.fates[group]
-        if judged is None:
-            due[group] = when
-        elif case.refills and "trained" not in fates and any(f.startswith("dropped:") for f in fates):
+        if judged is None or (case.refills and "trained" not in fates and any(f.startswith("dropped:") for f in fates)):
             due[group] = when
         elif judged.batch in empty:
             due[group] = max(when, empty[judged.batch])

@@ -252,11 +252,10 @@ class Run:
         schedule, ending = self.schedule, self.outcome.ending
         if ending.error is None:
             return ending.code != 130 or math.isfinite(schedule.interrupt_at)
+        unscored = {value for value in schedule.rewards if value is None or value == "raise"}
         causes = {
             "Death: ": math.isfinite(schedule.dies_at) or schedule.rank_dies_at_step > 0,
-            "GenerationError: ": any(schedule.failing_calls)
-            or HANG_S in schedule.seconds
-            or "raise" in schedule.rewards,
+            "GenerationError: ": any(schedule.failing_calls) or HANG_S in schedule.seconds or bool(unscored),
             "RefillExhausted: ": schedule.refill == "error",
             "OSError: load": bool(schedule.bad_publishes),
         }

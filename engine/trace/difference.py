@@ -22,6 +22,15 @@ from asyncrl.engine.events.types import (
     StepStarted,
 )
 
+_NAMED_BY: Mapping[type, tuple[str, ...]] = {
+    Put: ("group",),
+    Judged: ("batch", "group"),
+    BatchJudged: ("batch",),
+    Planned: ("step",),
+    StepStarted: ("step",),
+    StepEnded: ("step",),
+    Settled: ("group",),
+}
 _TIMES = {"seq", "t", "wall"}
 _NOT_DERIVED: Mapping[type, set[str]] = {StepEnded: {"seconds", "metrics"}, Put: {"group", "keys", "tags"}}
 
@@ -41,23 +50,8 @@ class Difference:
 
 def identity(event: AnyEvent) -> Hashable:
     """Name a derived event, whatever it says; None if the event is not derived."""
-    match event:
-        case Put(group=group):
-            return ("put", group)
-        case Judged(batch=batch, group=group):
-            return ("judged", batch, group)
-        case BatchJudged(batch=batch):
-            return ("batch_judged", batch)
-        case Planned(step=step):
-            return ("planned", step)
-        case StepStarted(step=step):
-            return ("step_started", step)
-        case StepEnded(step=step):
-            return ("step_ended", step)
-        case Settled(group=group):
-            return ("settled", group)
-        case _:
-            return None
+    names = _NAMED_BY.get(type(event))
+    return names and (type(event), *(getattr(event, name) for name in names))
 
 
 def title(event: AnyEvent) -> str:
@@ -109,7 +103,8 @@ class Produced:
 
     def settled(self, group: int) -> bool:
         """Whether the replay has given a group its fates."""
-        return ("settled", group) in self._waiting or ("settled", group) in self._last
+        name = (Settled, group)
+        return name in self._waiting or name in self._last
 
     def compare(self, recorded: AnyEvent) -> Difference | None:
         """Compare a derived event of the log with the replay's; None if they say the same."""

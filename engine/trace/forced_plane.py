@@ -5,7 +5,7 @@ not forced (leases, fences, clears) is LocalPlane's own.
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -13,6 +13,7 @@ from asyncrl.engine.data_plane.base import Claim, Holding, Partition
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION
 from asyncrl.engine.records import GroupMeta
+from asyncrl.engine.records import group as tag
 from asyncrl.engine.signal import Signal
 
 FOR_EVER_S = float("inf")
@@ -75,13 +76,13 @@ class ForcedPlane:
     async def put_and_claim(self, groups: Sequence[GroupMeta], *, owner: str, claim_id: str) -> Claim:
         """Put groups and claim exactly them; they come in the order given."""
         for group in groups:
-            await self._plane.put(PARTITION, group, {})
+            # The tags that claims are ordered by; the groups themselves are handed out as they were recorded.
+            bare = GroupMeta(group.keys, {tag.GROUP: group.group, tag.VERSION: group.version})
+            await self._plane.put(PARTITION, bare, {})
         claim = await self._plane.claim(
             PARTITION, CONSUMER, columns=(), max_groups=len(groups), owner=owner, claim_id=claim_id
         )
-        by_number: Mapping[int, GroupMeta] = {group.group: group for group in claim.groups}
-        ordered = tuple(by_number[group.group] for group in groups)
-        return Claim(claim_id, PARTITION, CONSUMER, owner, claim.fence, ordered)
+        return Claim(claim_id, PARTITION, CONSUMER, owner, claim.fence, tuple(groups))
 
     async def held(self, holding: Holding) -> frozenset[str]:
         return await self._plane.held(holding) - self.lost

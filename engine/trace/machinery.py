@@ -1,10 +1,11 @@
-"""The real front end, chain, step and register of groups over a forced plane, as a replay drives them."""
+"""The real front end, chain, step and register of groups, without a controller: a replay or a script drives them."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from asyncrl.configs import RunConfig
+from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.events.log import EventLog, Fold
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import (
@@ -14,6 +15,7 @@ from asyncrl.engine.events.types import (
     GroupFailed,
     Put,
     Settled,
+    VersionSet,
     unwritten,
 )
 from asyncrl.engine.front_end import FrontEnd
@@ -25,7 +27,7 @@ from asyncrl.engine.records.fate import CANCELLED, dropped
 from asyncrl.engine.records.work import RankResult, RankWork
 from asyncrl.engine.run_ahead import RunAhead
 from asyncrl.engine.step import Step
-from asyncrl.engine.trace.forced_plane import FOR_EVER_S, ForcedPlane
+from asyncrl.engine.trace.forced_plane import FOR_EVER_S
 from asyncrl.engine.versions import Versions
 from asyncrl.engine.virtual_time import virtual_clock
 from asyncrl.filters import Chain
@@ -86,10 +88,12 @@ class Machinery:
         *,
         chain: Chain,
         cost: Cost | None,
-        plane: ForcedPlane,
+        plane: DataPlane,
         generators: Iterable[str],
         folds: Sequence[Fold],
         more_may_come: Callable[[], bool],
+        poll_s: float = 0.0,
+        starve_timeout_s: float = FOR_EVER_S,
     ) -> None:
         self.config = config
         self.chain = chain
@@ -119,8 +123,8 @@ class Machinery:
             # The gate only delays claims, and those are forced.
             stale_mode="tokens" if config.rollout.stale_mode == "tokens" else "drop",
             seed=config.run.seed,
-            poll_s=0.0,
-            starve_timeout_s=FOR_EVER_S,
+            poll_s=poll_s,
+            starve_timeout_s=starve_timeout_s,
             lease_s=FOR_EVER_S,
             more_may_come=more_may_come,
         )
@@ -138,6 +142,13 @@ class Machinery:
         )
         self._seconds: dict[int, float | None] = {}
 
+    def set_version(self, version: int) -> None:
+        """Bring the trainer to a version without a step; an older one changes nothing."""
+        if version > self.versions.trainer:
+            self.log.append(VersionSet(version=version))
+        while self.versions.trainer < version:
+            self.versions.advance()
+
     def feed(self, event: AnyEvent) -> None:
         """Take in an event that says what happened to a group outside: dispatch, arrival, failure, cancelling."""
         match event:
@@ -150,6 +161,8 @@ class Machinery:
                     served=served,
                     retry_of=event.retry_of,
                 )
+            case VersionSet():
+                self.set_version(event.version)
             case Finished():
                 self._seconds[event.group] = event.seconds
             case Put():

@@ -145,12 +145,35 @@ class _Replay:
 
     async def _follow(self, event: AnyEvent) -> Difference | None:
         """Let an event of the log happen, then compare it if it is derived."""
+        impossible = self._impossible(event)
+        if impossible:
+            return Difference(event.seq, title(event), impossible)
+        await self._happen(event)
+        if isinstance(event, RunEnded):
+            return self._compare_ending(event)
+        if not isinstance(event, _COMPARED):
+            return None
+        difference = self._produced.compare(event)
+        if difference is not None and self._error is not None:
+            why = f"{difference.why}; it stopped with {type(self._error).__name__}: {self._error}"
+            return Difference(difference.seq, difference.event, why)
+        return difference
+
+    def _impossible(self, event: AnyEvent) -> str:
+        """Say why an event cannot follow those before it; empty if it can."""
+        known = self._machinery.groups_seen
+        match event:
+            case Claimed() if any(group not in known for group in event.groups):
+                return f"groups {[group for group in event.groups if group not in known]} were never put"
+            case Acknowledged() if event.version > self._machinery.versions.trainer:
+                return f"version {event.version}, and the replay's trainer is at {self._machinery.versions.trainer}"
+        return ""
+
+    async def _happen(self, event: AnyEvent) -> None:
+        """Let an event of the log happen, and then everything that waited for it."""
         machinery = self._machinery
         match event:
             case Claimed() if event.seq in self._batch_of:
-                unknown = [group for group in event.groups if group not in machinery.groups_seen]
-                if unknown:
-                    return Difference(event.seq, title(event), f"groups {unknown} were claimed and never put")
                 groups = [machinery.groups_seen[group] for group in event.groups]
                 self._plane.allow(self._batch_of[event.seq], groups)
                 await _lull()
@@ -168,24 +191,12 @@ class _Replay:
                 self._gates.open((StepEnded, event.step))
                 await _lull()
             case Acknowledged():
-                if event.version > machinery.versions.trainer:
-                    have = f"the replay is at version {machinery.versions.trainer}"
-                    return Difference(event.seq, title(event), f"version {event.version} was served, and {have}")
                 machinery.versions.acknowledge(event.generator, event.version)
                 await _lull()
             case Settled() if dropped(RUN_ENDED) in event.fates and not self._produced.settled(event.group):
                 await self._stop()
-            case RunEnded():
-                return self._compare_ending(event)
             case _:
                 machinery.feed(event)
-        if not isinstance(event, _COMPARED):
-            return None
-        difference = self._produced.compare(event)
-        if difference is not None and self._error is not None:
-            why = f"{difference.why}; it stopped with {type(self._error).__name__}: {self._error}"
-            return Difference(difference.seq, difference.event, why)
-        return difference
 
     async def _stop(self) -> None:
         """Do as the controller does at the end of a run: nothing goes on, and what has no fate gets one."""

@@ -247,7 +247,7 @@ FAULTS: dict[str, tuple[Schedule, dict[str, Any], str]] = {
     "a stale group let through": (
         replace(BUSY, seconds=(1.0, 0.3, 1.0, 1.0, 1.0, 1.0, 9.0)),
         {"controller": Lax},
-        "tokens of ages",
+        "let through",
     ),
     "a torn group": (BUSY, {"controller": Tears}, "was split"),
     "a step ahead of its publish": (

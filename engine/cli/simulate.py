@@ -1,0 +1,193 @@
+"""`asyncrl simulate`: what lag, throughput and waste a configuration gives, without a model and without waiting."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from asyncrl.engine.cli.options import ConfigOption, FilterOption, SetOption, fail, see_user_folder
+from asyncrl.engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncrl.configs import Loaded, Override
+    from asyncrl.engine.simulate.profile import Profile
+    from asyncrl.engine.simulate.run import Prediction
+
+_PLOTTED = ("mean_age", "groups_per_second", "trainer_idle", "generators_idle")
+
+
+def simulate(
+    config: ConfigOption = "default",
+    from_: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="RUN", help="A run folder to learn from: configuration, durations, rewards."
+        ),
+    ] = None,
+    group_seconds: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Seconds of a group: a number, lognormal:mean,sigma, exponential:mean, …"),
+    ] = None,
+    step_seconds: Annotated[str | None, typer.Option(metavar="MODEL", help="Seconds of a training step.")] = None,
+    publish_seconds: Annotated[str, typer.Option(metavar="MODEL", help="Seconds of a publish.")] = "0",
+    response_tokens: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Tokens of a response; without it, as long as its group takes.")
+    ] = None,
+    mixed_share: Annotated[float, typer.Option(min=0, max=1, help="Share of groups with mixed rewards.")] = 1.0,
+    failed_share: Annotated[float, typer.Option(min=0, max=1, help="Share of groups that fail.")] = 0.0,
+    slots: Annotated[int, typer.Option(min=0, help="Groups that a generator works on at once; 0: all.")] = 0,
+    generators: Annotated[str | None, typer.Option(metavar="N", help="Number of generators (collector.count).")] = None,
+    ranks: Annotated[str | None, typer.Option(metavar="N", help="Number of trainer ranks (trainer.ranks).")] = None,
+    steps: Annotated[str | None, typer.Option(metavar="N", help="End after this many training steps.")] = None,
+    seed: Annotated[str | None, typer.Option(metavar="N", help="Seed of every draw; one seed, one result.")] = None,
+    sweep: Annotated[
+        str | None, typer.Option(metavar="NAME=V,V,…", help="Compare settings, as in max_staleness=0,1,2,4,8.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the sweep as bars, in plain text.")] = None,
+    filter_: FilterOption = None,
+    set_: SetOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Predict ages, throughput, idle time and waste. Exit code 0: done; 1: a simulated run failed; 2: bad input."""
+    from asyncrl.engine.simulate.sweep import Sweep, parse_sweep, table
+    from asyncrl.engine.simulate.sweep import plot as draw
+
+    given = [
+        ("--generators", "collector.count", generators),
+        ("--ranks", "trainer.ranks", ranks),
+        ("--steps", "run.steps", steps),
+        ("--seed", "run.seed", seed),
+    ]
+    models = (group_seconds, step_seconds, publish_seconds, response_tokens)
+    see_user_folder()
+    try:
+        base, overrides, events = _base(config, from_, given, set_ or [])
+        loaded = _load(base, overrides, filter_ or [])
+        profile = _profile(loaded, events, from_, models, mixed=mixed_share, failed=failed_share)
+        swept = parse_sweep(sweep, loaded.config) if sweep else Sweep("run.seed", [loaded.config.run.seed])
+        settings = [_load(base, [*overrides, value], filter_ or []) for value in swept.overrides()]
+    except ConfigError as error:
+        fail(str(error))
+    predictions = [_predict(setting, profile, slots) for setting in settings]
+    rows = [(str(value), p.figures) for value, p in zip(swept.values, predictions, strict=True)]
+    name = swept.path.rpartition(".")[2]
+    if as_json:
+        both = zip(swept.values, predictions, strict=True)
+        typer.echo(json.dumps({name: [{"value": value, **p.figures} for value, p in both]}))
+    else:
+        typer.echo(table(name, rows))
+        for (value, figures), prediction in zip(rows, predictions, strict=True):
+            typer.echo(_waste(f"{name} {value}" if sweep else "in all", figures, prediction))
+    if plot is not None:
+        plot.write_text(draw(name, rows, _PLOTTED) + "\n", encoding="utf-8")
+    failed = [f"{name} {v}: {p.ending.reason}" for v, p in zip(swept.values, predictions, strict=True) if p.ending.code]
+    for line in failed:
+        typer.secho(f"error: {line}", fg=typer.colors.RED, err=True)
+    raise typer.Exit(1 if failed else 0)
+
+
+def _base(
+    config: str, run: Path | None, given: Sequence[tuple[str, str, str | None]], sets: Sequence[str]
+) -> tuple[str, list[Override], Sequence[Any]]:
+    """Return what to load: a name, values on top, and the events of the run to learn from."""
+    from asyncrl.configs import Override, parse_set, parse_value
+
+    events: list[Any] = []
+    values: list[Override] = []
+    if run is not None:
+        events = _read(run)
+        from asyncrl.engine.events.types import RunStarted
+        from asyncrl.engine.simulate.fit import recorded_values
+
+        if not events or not isinstance(events[0], RunStarted):
+            raise ConfigError(f"--from {run}: the log does not begin with the start of a run")
+        if config == "default":
+            values = recorded_values(events[0], f"--from {run}")
+    values += [Override(path, parse_value(v, option), f"{option} {v}") for option, path, v in given if v is not None]
+    return config, [*values, *map(parse_set, sets)], events
+
+
+def _read(run: Path) -> list[Any]:
+    from msgspec import DecodeError
+
+    from asyncrl.engine.events.log import effective_events
+
+    try:
+        return list(effective_events(run))
+    except (OSError, DecodeError) as error:
+        raise ConfigError(f"--from {run}: cannot read the event log: {error}") from error
+
+
+def _load(base: str, overrides: Sequence[Override], filters: Sequence[str]) -> Loaded:
+    from asyncrl.configs import load
+    from asyncrl.filters import build_chain
+
+    loaded = load(base, overrides, filters)
+    build_chain(loaded.config.filters, min_live=loaded.config.rollout.min_live)
+    return loaded
+
+
+def _profile(
+    loaded: Loaded,
+    events: Sequence[Any],
+    run: Path | None,
+    models: tuple[str | None, str | None, str, str | None],
+    *,
+    mixed: float,
+    failed: float,
+) -> Profile:
+    group, step, publish, response = models
+    if run is not None:
+        from asyncrl.engine.simulate.fit import Fitted
+
+        told = [
+            option
+            for option, value in (("--group-seconds", group), ("--step-seconds", step), ("--response-tokens", response))
+            if value is not None
+        ]
+        if told:
+            raise ConfigError(f"{told[0]} and --from exclude each other: the run says how long things take")
+        return Fitted(events, source=f"--from {run}")
+    if group is None or step is None:
+        missing = "--group-seconds" if group is None else "--step-seconds"
+        raise ConfigError(f"{missing} is needed, as in {missing} lognormal:1.0,0.5; or --from RUN, to learn from a run")
+    from asyncrl.collectors.tasks import load_task
+    from asyncrl.engine.simulate.durations import parse_durations
+    from asyncrl.engine.simulate.profile import Given
+
+    task = loaded.config.task
+    return Given(
+        prompts=load_task(task.name, task.options).prompts(),
+        group_seconds=parse_durations(group, "--group-seconds"),
+        step_seconds_model=parse_durations(step, "--step-seconds"),
+        publish_seconds=parse_durations(publish, "--publish-seconds"),
+        response_tokens=None if response is None else parse_durations(response, "--response-tokens"),
+        max_new_tokens=loaded.config.rollout.max_new_tokens,
+        mixed_share=mixed,
+        failed_share=failed,
+    )
+
+
+def _predict(loaded: Loaded, profile: Profile, slots: int) -> Prediction:
+    import logging
+
+    import structlog
+
+    from asyncrl.engine.simulate.run import predict
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    return predict(loaded.config, profile, slots=slots)
+
+
+def _waste(title: str, figures: dict[str, Any], prediction: Prediction) -> str:
+    ages = ", ".join(f"{age}: {n}" for age, n in figures["ages"].items()) or "-"
+    lost = ", ".join(f"{fate} {share:.1%}" for fate, share in figures["lost"].items()) or "-"
+    return (
+        f"{title}: {figures['steps']} steps in {figures['seconds']:g} s ({prediction.ending.reason}); "
+        f"trained ages (versions: samples) {ages}; lost {lost}; buffer at most {figures['buffer_max']}"
+    )

@@ -1,0 +1,141 @@
+"""`asyncrl trace`: check, read, count, cut and anonymise event logs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from asyncrl.engine.cli.options import fail
+
+if TYPE_CHECKING:
+    from asyncrl.engine.events.types import AnyEvent
+    from asyncrl.engine.trace.cutting import Cut
+    from asyncrl.engine.trace.recording import Recording
+
+app = typer.Typer(help="Check, read, count, cut and anonymise event logs.", no_args_is_help=True, add_completion=False)
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN_OR_LOG", help="A run's folder, or one file of its event log.")]
+OutOption = Annotated[str, typer.Option("--out", metavar="FILE", help="The log to write; it must not exist.")]
+FromOption = Annotated[int | None, typer.Option("--from", metavar="SEQ", help="The first event's number.")]
+ToOption = Annotated[int | None, typer.Option("--to", metavar="SEQ", help="The last event's number.")]
+GroupOption = Annotated[list[int] | None, typer.Option("--group", help="Events of this group alone (repeatable).")]
+TypeOption = Annotated[list[str] | None, typer.Option("--type", help="Events of this type alone (repeatable).")]
+
+_SHOWN = 50
+
+
+@app.command("validate")
+def validate(run: RunArgument) -> None:
+    """Check a log's format: numbers, times, order, digests, whole end. Exit code 1: something is wrong."""
+    from asyncrl.engine.trace.validation import problems
+
+    try:
+        found = list(problems(Path(run)))
+    except OSError as error:
+        fail(f"trace validate {run}: {error}")
+    for problem in found[:_SHOWN]:
+        typer.echo(problem)
+    if found:
+        typer.echo(f"{len(found)} problems")
+        raise typer.Exit(1)
+    typer.echo(f"{run} is a whole log")
+
+
+@app.command("cat")
+def cat(
+    run: RunArgument,
+    first: FromOption = None,
+    last: ToOption = None,
+    group: GroupOption = None,
+    type_: TypeOption = None,
+) -> None:
+    """Print events as JSON lines, all segments as one, without those that a resume made void."""
+    import msgspec
+
+    cut = _cut(first, last, group, type_)
+    for event in _read(run).events:
+        if cut.keeps(event):
+            typer.echo(msgspec.json.encode(event).decode())
+
+
+@app.command("stats")
+def stats(
+    run: RunArgument,
+    as_json: Annotated[bool, typer.Option("--json", help="The run's summary, as in summary.json.")] = False,
+) -> None:
+    """Count a run again from its log: fates, ages, tokens, length bias."""
+    from asyncrl.engine.summary import Ends, summarise_log
+    from asyncrl.engine.trace.figures import Figures, shown
+
+    figures, ends = Figures(), Ends()
+    try:
+        for event in _read(run).events:
+            figures.apply(event)
+            ends.apply(event)
+    except ValueError as error:
+        fail(f"trace stats {run}: {error}; `asyncrl ledger {run}` names every such sample")
+    if as_json:
+        typer.echo(json.dumps(summarise_log(figures.ledger, figures.progress, ends), indent=2))
+        return
+    rows = figures.rows()
+    wide = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        typer.echo(f"{name:<{wide}}  {shown(value)}")
+
+
+@app.command("slice")
+def slice_(
+    run: RunArgument,
+    out: OutOption,
+    first: FromOption = None,
+    last: ToOption = None,
+    group: GroupOption = None,
+    type_: TypeOption = None,
+) -> None:
+    """Write a part of a log as a log, events as they are, with the run's first event."""
+    cut = _cut(first, last, group, type_)
+    _write(out, [event for event in _read(run).events if cut.keeps(event)])
+
+
+@app.command("anonymise")
+def anonymise(run: RunArgument, out: OutOption) -> None:
+    """Write a log that can be shown: without names, paths, texts and errors; it still replays."""
+    from asyncrl.engine.trace.cutting import anonymised
+
+    _write(out, list(anonymised(_read(run).events)))
+
+
+def _read(run: str) -> Recording:
+    from asyncrl.engine.errors import TraceError
+    from asyncrl.engine.trace.recording import Recording
+
+    try:
+        return Recording.read(Path(run))
+    except TraceError as error:
+        fail(str(error))
+
+
+def _cut(first: int | None, last: int | None, groups: list[int] | None, types: list[str] | None) -> Cut:
+    from asyncrl.engine.events.types import AnyEvent
+    from asyncrl.engine.trace.cutting import Cut
+
+    known = sorted(str(kind.__struct_config__.tag) for kind in AnyEvent.__args__)
+    unknown = [name for name in types or [] if name not in known]
+    if unknown:
+        fail(f"--type {unknown[0]} is no type of event; they are {', '.join(known)}")
+    return Cut(first, last, frozenset(groups or []), frozenset(types or []))
+
+
+def _write(out: str, events: list[AnyEvent]) -> None:
+    from asyncrl.engine.trace.cutting import write_log
+
+    if Path(out).exists():
+        fail(f"--out {out} is there already; nothing was written")
+    try:
+        count = write_log(Path(out), events)
+    except OSError as error:
+        fail(f"--out {out} cannot be written: {error}")
+    typer.echo(f"wrote {count} events to {out}")

@@ -1,0 +1,109 @@
+"""Models of how long things take, or how many tokens they are: a name and its parameters, as in `lognormal:1.0,0.5`."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from asyncrl.engine.errors import ConfigError
+
+FORMS = "a number, or lognormal:mean,sigma, exponential:mean, uniform:low,high"
+
+
+class Durations(Protocol):
+    """Draws values of one kind."""
+
+    @property
+    def mean(self) -> float: ...
+
+    def draw(self, rng: np.random.Generator) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    value: float
+
+    @property
+    def mean(self) -> float:
+        return self.value
+
+    def draw(self, rng: np.random.Generator) -> float:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class LogNormal:
+    """`sigma` is the standard deviation of the logarithm; `mean` that of the values themselves."""
+
+    mean: float
+    sigma: float
+
+    def draw(self, rng: np.random.Generator) -> float:
+        return float(rng.lognormal(math.log(self.mean) - self.sigma**2 / 2, self.sigma))
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    mean: float
+
+    def draw(self, rng: np.random.Generator) -> float:
+        return float(rng.exponential(self.mean))
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    low: float
+    high: float
+
+    @property
+    def mean(self) -> float:
+        return (self.low + self.high) / 2
+
+    def draw(self, rng: np.random.Generator) -> float:
+        return float(rng.uniform(self.low, self.high))
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One of the values that were seen, each as likely as any other; 0 if none was."""
+
+    values: Sequence[float]
+
+    @property
+    def mean(self) -> float:
+        return sum(self.values) / len(self.values) if self.values else 0.0
+
+    def draw(self, rng: np.random.Generator) -> float:
+        return self.values[int(rng.integers(len(self.values)))] if self.values else 0.0
+
+
+_MODELS: dict[str, tuple[int, type[Constant | LogNormal | Exponential | Uniform]]] = {
+    "constant": (1, Constant),
+    "lognormal": (2, LogNormal),
+    "exponential": (1, Exponential),
+    "uniform": (2, Uniform),
+}
+
+
+def parse_durations(text: str, option: str) -> Durations:
+    """Read a model; ConfigError naming the option for what is none, or is negative."""
+    name, colon, rest = text.partition(":")
+    if not colon:
+        name, rest = "constant", text
+    wanted = f"{option} is {text!r}; it must be {FORMS}"
+    if name not in _MODELS:
+        raise ConfigError(wanted)
+    count, model = _MODELS[name]
+    try:
+        numbers = [float(part) for part in rest.split(",")]
+    except ValueError:
+        raise ConfigError(wanted) from None
+    if len(numbers) != count or not all(math.isfinite(n) and n >= 0 for n in numbers):
+        raise ConfigError(f"{wanted}, all of them finite and not negative")
+    if name == "lognormal" and not numbers[0]:
+        raise ConfigError(f"{wanted}, with a mean greater than 0")
+    if name == "uniform" and numbers[0] > numbers[1]:
+        raise ConfigError(f"{wanted}, with low at most high")
+    return model(*numbers)

@@ -1,0 +1,98 @@
+"""What the simulated parts do: how long groups, steps and publishes take, and what comes out of a group.
+
+Every draw is a function of the seed and of what is drawn for (a group's seed, a step's number), so
+that two configurations of one sweep meet the same groups.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from asyncrl.engine.records import Prompt
+from asyncrl.engine.simulate.durations import Constant, Durations
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One group as it will come out. A reward of None is a sample that fails to score; `tags` are per sample."""
+
+    seconds: float
+    response_tokens: Sequence[int]
+    rewards: Sequence[float | None]
+    failed: bool = False
+    tags: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """Where a group stands among those granted to one generator at one moment; `draw`, in [0, 1), is the burst's."""
+
+    number: int
+    place: int
+    draw: float
+
+
+class Profile(Protocol):
+    """Everything that a simulation is told about the world."""
+
+    @property
+    def prompts(self) -> Sequence[Prompt]: ...
+
+    def prompt_tokens(self, prompt: int) -> int:
+        """Return the tokens of a prompt, by its id."""
+
+    def group(self, rng: np.random.Generator, *, prompt: int, version: int, size: int, burst: Burst) -> Rollout:
+        """Draw a group that starts at `version`."""
+
+    def step_seconds(self, rng: np.random.Generator, *, tokens_per_rank: float) -> float:
+        """Draw how long one training step takes."""
+
+    def overhead(self, rng: np.random.Generator, kind: str) -> float:
+        """Draw seconds of `publish`, `weights`, `hand_off`, `claim` or `judge`."""
+
+
+def seeded(*parts: int) -> np.random.Generator:
+    """Return a generator that is a function of `parts` alone."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([abs(part) for part in parts])))
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A profile of given models. Without `response_tokens`, lengths are in proportion to a group's seconds.
+
+    `mixed_share` of the groups have mixed rewards, the rest equal ones; `failed_share` fail.
+    """
+
+    prompts: Sequence[Prompt]
+    group_seconds: Durations
+    step_seconds_model: Durations
+    max_new_tokens: int
+    response_tokens: Durations | None = None
+    publish_seconds: Durations = field(default_factory=lambda: Constant(0.0))
+    mixed_share: float = 1.0
+    failed_share: float = 0.0
+    tokens_of_a_prompt: int = 16
+
+    def prompt_tokens(self, prompt: int) -> int:
+        return self.tokens_of_a_prompt
+
+    def group(self, rng: np.random.Generator, *, prompt: int, version: int, size: int, burst: Burst) -> Rollout:
+        seconds = self.group_seconds.draw(rng)
+        failed, mixed = rng.random() < self.failed_share, rng.random() < self.mixed_share
+        if self.response_tokens is None:
+            mean = self.group_seconds.mean
+            lengths = [self._fit(self.max_new_tokens / 4 * (seconds / mean if mean else 1.0))] * size
+        else:
+            lengths = [self._fit(self.response_tokens.draw(rng)) for _ in range(size)]
+        return Rollout(seconds, lengths, [float(mixed and i % 2) for i in range(size)], bool(failed))
+
+    def _fit(self, tokens: float) -> int:
+        return min(self.max_new_tokens, max(1, round(tokens)))
+
+    def step_seconds(self, rng: np.random.Generator, *, tokens_per_rank: float) -> float:
+        return self.step_seconds_model.draw(rng)
+
+    def overhead(self, rng: np.random.Generator, kind: str) -> float:
+        return self.publish_seconds.draw(rng) if kind == "publish" else 0.0

@@ -1,0 +1,76 @@
+"""One simulated run: the real controller, front end, collectors and plane, on the virtual clock."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from asyncrl.configs import RunConfig
+from asyncrl.engine.ending import Ending
+from asyncrl.engine.events.log import Fold
+from asyncrl.engine.events.progress import Progress
+from asyncrl.engine.simulate.figures import Figures
+from asyncrl.engine.simulate.profile import Profile
+from asyncrl.engine.simulate.world import (
+    Book,
+    SimulatedGenerator,
+    SimulatedPlane,
+    SimulatedRank,
+    SimulatedTask,
+    SimulatedTokenizer,
+)
+from asyncrl.engine.testing.simulation import build_collectors, local_plane, run_controller
+from asyncrl.engine.testing.virtual_time import run_virtual
+from asyncrl.filters import build_chain
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a configuration would do: its figures, and how its run ended."""
+
+    figures: dict[str, Any]
+    ending: Ending
+
+
+def predict(config: RunConfig, profile: Profile, *, slots: int = 0, folds: Sequence[Fold] = ()) -> Prediction:
+    """Simulate a run; `slots` is the number of groups that a generator works on at once, 0 for any number.
+
+    The same configuration, profile and seed give the same figures. `folds` see every event.
+    """
+    seed = config.run.seed
+    figures, progress = Figures(), Progress(config.run.reward_window)
+
+    async def main() -> Ending:
+        book = Book()
+        task = SimulatedTask(profile, book)
+        plane = cast("SimulatedPlane", await local_plane(config, SimulatedPlane))
+        plane.watch_profile(profile, seed)
+        chain = build_chain(config.filters, min_live=config.rollout.min_live)
+        generators = [
+            SimulatedGenerator(
+                i, profile, book, seed=seed, slots=slots, in_flight_updates=config.rollout.stale_mode == "tokens"
+            )
+            for i in range(config.collector.count)
+        ]
+        collectors = build_collectors(
+            config,
+            generators,
+            task=task,
+            tokenizer=SimulatedTokenizer(profile),
+            plane=plane,
+            taggers=chain.taggers,
+        )
+        ranks = [SimulatedRank(f"rank{i}", profile, config.trainer.ranks, seed) for i in range(config.trainer.ranks)]
+        _, ending = await run_controller(
+            config,
+            plane=plane,
+            collectors=collectors,
+            ranks=ranks,
+            task=task,
+            chain=chain,
+            folds=[progress, figures, *folds],
+            progress=progress,
+        )
+        return ending
+
+    ending = run_virtual(main)
+    return Prediction(figures.summary(), ending)

@@ -1,0 +1,236 @@
+"""The simulated parts: a generator, a task, a tokenizer, a trainer rank, a plane. They cost virtual time alone.
+
+A response is one number, its place in the book of samples on their way, so that the real collector
+carries it from the generator to the task's score.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import anyio
+import torch
+
+from asyncrl.collectors.generators.base import Completion, GroupRequest
+from asyncrl.collectors.tasks import Reward, Task
+from asyncrl.engine.data_plane.base import Claim, Column, Holding
+from asyncrl.engine.data_plane.local import LocalPlane
+from asyncrl.engine.errors import AsyncRLError
+from asyncrl.engine.outbox import Numbered, Outbox
+from asyncrl.engine.records import GroupMeta, Prompt
+from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.simulate.profile import Burst, Profile, Rollout, seeded
+from asyncrl.engine.weights.base import State
+
+_OVERHEADS = {"publish": 1, "weights": 2, "hand_off": 3, "claim": 4, "judge": 5}
+
+
+class Unscored(AsyncRLError, RuntimeError):
+    """A simulated sample or group that fails, as often as it was told to."""
+
+
+@dataclass(slots=True)
+class Book:
+    """Samples that are generated and not yet scored: by number, reward and tags."""
+
+    samples: dict[int, tuple[float | None, Mapping[str, float]]] = field(default_factory=dict)
+    _numbers: "count[int]" = field(default_factory=count)
+
+    def write(self, rollout: Rollout, index: int) -> int:
+        number = next(self._numbers)
+        tags = {name: float(v) for name, values in rollout.tags.items() if (v := values[index]) is not None}
+        self.samples[number] = (rollout.rewards[index], tags)
+        return number
+
+
+class SimulatedTokenizer:
+    """A prompt's text is its place; a response is the first of its ids."""
+
+    pad_id = 0
+    eos_id = 1
+    vocab_size = 2
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+
+    def encode(self, text: str) -> list[int]:
+        return [int(text)] * max(1, self._profile.prompt_tokens(int(text)))
+
+    def decode(self, ids: list[int]) -> str:
+        return str(ids[0])
+
+
+class SimulatedTask(Task):
+    def __init__(self, profile: Profile, book: Book) -> None:
+        # Ids are unique, so the text can be the id, whatever the prompt said.
+        self._prompts = [Prompt(id=p.id, text=str(p.id), answer="", dataset=p.dataset) for p in profile.prompts]
+        self._book = book
+
+    def prompts(self) -> Sequence[Prompt]:
+        return self._prompts
+
+    def score(self, prompt: Prompt, response: str) -> Reward:
+        reward, tags = self._book.samples.pop(int(response))
+        if reward is None:
+            raise Unscored("a sample without a reward")
+        return Reward(reward, tags)
+
+
+class SimulatedGenerator:
+    """Works on up to `slots` groups at once (0: any number); `in_flight_updates`: weights change within a response.
+
+    Otherwise a response is of the version in force when it began, and weights load beside it.
+    """
+
+    def __init__(
+        self, index: int, profile: Profile, book: Book, *, seed: int, slots: int = 0, in_flight_updates: bool = False
+    ) -> None:
+        self._index = index
+        self._profile = profile
+        self._book = book
+        self._seed = seed
+        self._slots = anyio.Semaphore(slots) if slots else None
+        self._in_flight_updates = in_flight_updates
+        self._version = 0
+        self._swaps: list[tuple[float, int]] = []
+        self._burst = Burst(-1, 0, 0.0)
+        self._burst_at = -1.0
+
+    async def run(self) -> None:
+        await anyio.sleep_forever()
+
+    async def generate(self, request: GroupRequest) -> Sequence[Completion]:
+        rng = seeded(self._seed, *request.seeds[:1])
+        burst = self._place()
+        if self._slots is None:
+            return await self._generate(request, rng, burst)
+        async with self._slots:
+            return await self._generate(request, rng, burst)
+
+    async def _generate(self, request: GroupRequest, rng: Any, burst: Burst) -> Sequence[Completion]:
+        started, version, swaps = anyio.current_time(), self._version, len(self._swaps)
+        rollout = self._profile.group(
+            rng, prompt=request.prompt_ids[0], version=version, size=len(request.seeds), burst=burst
+        )
+        await anyio.sleep(rollout.seconds)
+        if rollout.failed:
+            raise Unscored("a group that fails")
+        newer = self._swaps[swaps:] if self._in_flight_updates else []
+        out = []
+        for index, tokens in enumerate(rollout.response_tokens):
+            ids = (self._book.write(rollout, index),) * tokens
+            spans = _spans(version, newer, started=started, seconds=rollout.seconds, tokens=tokens)
+            out.append(Completion(ids, (-1.0,) * tokens, spans, tokens < request.max_new_tokens))
+        return out
+
+    def _place(self) -> Burst:
+        now = anyio.current_time()
+        if now != self._burst_at:
+            self._burst_at = now
+            number = self._burst.number + 1
+            self._burst = Burst(number, 0, float(seeded(self._seed, 11, self._index, number).random()))
+        else:
+            self._burst = Burst(self._burst.number, self._burst.place + 1, self._burst.draw)
+        return self._burst
+
+    async def update_weights(self, version: int, state: State) -> None:
+        await anyio.sleep(overhead(self._profile, "publish", seed=self._seed, number=version) if version else 0.0)
+        self._version = version
+        self._swaps.append((anyio.current_time(), version))
+
+    def stats(self) -> dict[str, Any]:
+        return {"version": self._version}
+
+
+def _spans(
+    version: int, swaps: Sequence[tuple[float, int]], *, started: float, seconds: float, tokens: int
+) -> tuple[tuple[int, int, int], ...]:
+    """Tile a response whose tokens came evenly over `seconds` by the version in force."""
+    spans, first = [], 0
+    for when, newer in swaps:
+        at = min(tokens, round(tokens * (when - started) / seconds)) if seconds else tokens
+        if at > first:
+            spans.append((version, first, at))
+            first = at
+        version = newer
+    if first < tokens:
+        spans.append((version, first, tokens))
+    return tuple(spans)
+
+
+def overhead(profile: Profile, kind: str, *, seed: int, number: int) -> float:
+    """Draw the `number`-th overhead of a kind."""
+    return profile.overhead(seeded(seed, 7, _OVERHEADS[kind], number), kind)
+
+
+@dataclass(slots=True)
+class SimulatedRank:
+    """All ranks of a step take the same time: that of the whole step, fetching rows included."""
+
+    name: str
+    profile: Profile
+    ranks: int
+    seed: int
+    outbox: Outbox = field(default_factory=Outbox)
+    steps: int = 0
+
+    async def train(self, work: RankWork) -> RankResult:
+        tokens = 0
+        for batch in work.micro_batches:
+            if not batch.filler:
+                prompts = sum(work.prompt_tokens[key] + work.withheld[key] for key in batch.keys)
+                tokens += batch.tokens - prompts
+        rng = seeded(self.seed, 13, work.step)
+        self.steps = work.step
+        await anyio.sleep(self.profile.step_seconds(rng, tokens_per_rank=work.total_tokens / self.ranks))
+        return RankResult(0.0, float(tokens), 0, 0.0, tokens, 1.0)
+
+    async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:
+        return {key: (0.0, 0.0) for batch in work.micro_batches if not batch.filler for key in batch.keys}
+
+    async def warm_up(
+        self, examples: Sequence[tuple[list[int], int]], *, steps: int, batch: int, learning_rate: float
+    ) -> float:
+        return 0.0
+
+    async def weights(self) -> Any:
+        if self.steps:
+            await anyio.sleep(overhead(self.profile, "weights", seed=self.seed, number=self.steps))
+        return {}
+
+    async def events(self, after_seq: int, wait_s: float) -> list[Numbered]:
+        return await self.outbox.after(after_seq, wait_s)
+
+
+class SimulatedPlane(LocalPlane):
+    """A LocalPlane that keeps no bytes; claims, judging and hand-off take the profile's time."""
+
+    draw: Callable[[str, int], float]
+
+    def watch_profile(self, profile: Profile, seed: int) -> None:
+        numbers = dict.fromkeys(_OVERHEADS, 0)
+
+        def draw(kind: str, _: int = 0) -> float:
+            numbers[kind] += 1
+            return overhead(profile, kind, seed=seed, number=numbers[kind])
+
+        self.draw = draw
+
+    async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:
+        await super().put(partition, group, {name: [_NOTHING] * group.size for name in columns})
+
+    async def claim(self, *args: Any, **how: Any) -> Claim:
+        await anyio.sleep(self.draw("claim", 0))
+        return await super().claim(*args, **how)
+
+    async def held(self, holding: Holding) -> frozenset[str]:
+        await anyio.sleep(self.draw("hand_off", 0))
+        return await super().held(holding)
+
+    async def clear(self, partition: str, keys: Sequence[str], *, holding: Holding | None = None) -> None:
+        await anyio.sleep(self.draw("judge", 0) if holding is not None else 0.0)
+        await super().clear(partition, keys, holding=holding)
+
+
+_NOTHING = torch.zeros(0)

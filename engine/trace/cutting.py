@@ -1,0 +1,162 @@
+"""Parts of a log, and logs that can be shown: slices by number, time, group or step, and anonymous copies."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrl.engine.events.types import (
+    Acknowledged,
+    AnyEvent,
+    Claimed,
+    ClaimReturned,
+    Dispatched,
+    Finished,
+    GroupFailed,
+    Judged,
+    OwnerDead,
+    Put,
+    Released,
+    RunEnded,
+    RunStarted,
+    Settled,
+    Span,
+    StepStarted,
+    digest_written,
+)
+from asyncrl.engine.records import group as tag
+
+_OF_ONE_GROUP = (Dispatched, Span, Finished, Put, GroupFailed, Judged, Settled)
+_OF_GROUPS = (Claimed, ClaimReturned, OwnerDead, Released, StepStarted)
+_HIDDEN_SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "task": {"name": "echo", "options": {}},
+    "model": {"path": None},
+    "run": {"directory": None},
+}
+_KEPT_TAGS = frozenset({tag.STATUS, tag.CAUSE, "spans"})
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Which events to keep; bounds are inclusive, None is no bound. The first event of a run is always kept."""
+
+    first: int | None = None
+    last: int | None = None
+    groups: frozenset[int] = frozenset()
+    types: frozenset[str] = frozenset()
+
+    def keeps(self, event: AnyEvent) -> bool:
+        if isinstance(event, RunStarted):
+            return True
+        inside = (self.first is None or event.seq >= self.first) and (self.last is None or event.seq <= self.last)
+        kind = not self.types or event.__struct_config__.tag in self.types
+        return inside and kind and (not self.groups or bool(self.groups & set(groups_of(event))))
+
+
+def groups_of(event: AnyEvent) -> Sequence[int]:
+    """Return the groups that an event speaks of."""
+    if isinstance(event, _OF_ONE_GROUP):
+        return [event.group]
+    return event.groups if isinstance(event, _OF_GROUPS) else []
+
+
+def write_log(path: Path, events: Iterable[AnyEvent]) -> int:
+    """Write events as they are, with their numbers and times; return how many."""
+    encode = msgspec.json.Encoder().encode
+    count = 0
+    with path.open("wb") as file:
+        for event in events:
+            file.write(encode(event) + b"\n")
+            count += 1
+    return count
+
+
+class _Names:
+    """New names for old ones, in the order in which they come."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._names: dict[str, str] = {}
+
+    def __getitem__(self, name: str) -> str:
+        return self._names.setdefault(name, f"{self._prefix}{len(self._names)}")
+
+
+def anonymised(events: Sequence[AnyEvent]) -> Iterator[AnyEvent]:
+    """Yield events without what tells of people, machines or data; what is decided from them stays the same.
+
+    Data sets, collectors and owners of claims get numbers for names; errors, paths, tasks and software
+    go, as does the text of tags that are no status; times begin at 0. Numbers stay, rewards too, and
+    so do the names of filters.
+    """
+    names = _Hidden(events)
+    began = events[0].wall if events else 0.0
+    for event in events:
+        yield msgspec.structs.replace(event, wall=round(event.wall - began, 3), **names.changes(event))
+
+
+class _Hidden:
+    """The new names of one log."""
+
+    def __init__(self, events: Iterable[AnyEvent]) -> None:
+        self._datasets, self._collectors = _Names("dataset"), _Names("collector")
+        self._owners, self._texts = _Names("owner"), _Names("text")
+        self._known = {event.dataset for event in events if isinstance(event, Dispatched)}
+
+    def changes(self, event: AnyEvent) -> dict[str, Any]:
+        """Return the fields of an event that must not stay, with what stands there instead."""
+        changes: dict[str, Any] = {name: "" for name in ("error", "path", "checkpoint") if hasattr(event, name)}
+        match event:
+            case RunStarted():
+                changes |= {"config": self._config(event.config), "software": {}, "process_wall": None}
+            case Dispatched():
+                changes["dataset"] = self._datasets[event.dataset]
+                changes["collector"] = self._collectors[event.collector]
+            case Put():
+                tags = changes["tags"] = self._tags(event.tags)
+                changes["digest"] = None if event.digest is None else digest_written(tags)
+            case Judged():
+                changes["digest"] = None
+            case Claimed():
+                owner, slash, number = event.claim.rpartition("/")
+                changes["claim"] = f"{self._owners[owner]}{slash}{number}"
+            case OwnerDead():
+                changes["owner"] = self._owners[event.owner]
+            case Acknowledged():
+                changes["generator"] = self._collectors[event.generator]
+            case RunEnded() if event.code not in (0, 130):
+                changes["reason"] = "failed"
+        return changes
+
+    def _tags(self, tags: Mapping[str, Any]) -> dict[str, Any]:
+        out = {name: value if name in _KEPT_TAGS else _mapped(value, self._texts) for name, value in tags.items()}
+        if tag.DATASET in tags:
+            out[tag.DATASET] = self._datasets[str(tags[tag.DATASET])]
+        return out
+
+    def _config(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        out = {section: dict(fields) if isinstance(fields, dict) else fields for section, fields in config.items()}
+        for section, names in _HIDDEN_SETTINGS.items():
+            fields = out.get(section)
+            if isinstance(fields, dict):
+                fields.update({name: value for name, value in names.items() if name in fields})
+        filters = out.get("filters")
+        if isinstance(filters, list):
+            out["filters"] = [self._filter(entry) for entry in filters]
+        return out
+
+    def _filter(self, value: Any) -> Any:
+        """Give data sets that a filter's parameters name their new names."""
+        if isinstance(value, dict):
+            return {self._filter(key): self._filter(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._filter(item) for item in value]
+        return self._datasets[value] if isinstance(value, str) and value in self._known else value
+
+
+def _mapped(value: Any, texts: _Names) -> Any:
+    if isinstance(value, list):
+        return [_mapped(item, texts) for item in value]
+    return texts[value] if isinstance(value, str) else value

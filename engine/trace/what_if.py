@@ -1,0 +1,202 @@
+"""What if: the recorded claims judged again, by the real front end, under another configuration.
+
+What was generated, when it was claimed and how old it then was stay as recorded; which groups make
+a batch, what the chain says, what is planned and what is wasted follow from the other
+configuration. So it answers "what would these filters have kept?"; what other ages a run would
+have had is `asyncrl simulate`'s to say.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from asyncrl.configs import RunConfig
+from asyncrl.engine.data_plane.base import Claim
+from asyncrl.engine.ending import DATA_EXHAUSTED
+from asyncrl.engine.errors import RefillExhausted, TraceError
+from asyncrl.engine.events.types import (
+    Acknowledged,
+    AnyEvent,
+    Claimed,
+    Dispatched,
+    GroupFailed,
+    Judged,
+    Measured,
+    Put,
+    Settled,
+    unwritten,
+)
+from asyncrl.engine.front_end import Batch
+from asyncrl.engine.records import GroupMeta
+from asyncrl.engine.trace.figures import Figures
+from asyncrl.engine.trace.forced_plane import ForcedPlane
+from asyncrl.engine.trace.machinery import Machinery
+from asyncrl.engine.trace.recording import Recording
+from asyncrl.engine.versions import Versions
+from asyncrl.engine.virtual_time import run_virtual, virtual_clock
+from asyncrl.filters import Chain, build_chain
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Figures of the run as it was and as it would have been; `note` says what cut the second short."""
+
+    before: Figures
+    after: Figures
+    events: Sequence[AnyEvent]
+    note: str = ""
+
+
+def what_if(recording: Recording, config: RunConfig, *, chain: Chain | None = None) -> Answer:
+    """Judge a recorded run again under `config`. TagError if its filters need a tag that was not recorded."""
+    if config.rollout.group_size != recording.config().rollout.group_size:
+        raise TraceError(
+            f"rollout.group_size is {config.rollout.group_size}, and the recorded groups have "
+            f"{recording.config().rollout.group_size} samples; what was generated cannot be asked about"
+        )
+    before = Figures()
+    for event in recording.events:
+        before.apply(event)
+    filters = chain or build_chain(config.filters, min_live=config.rollout.min_live)
+
+    async def main() -> Answer:
+        return await _WhatIf(recording, config, filters).run(before)
+
+    return run_virtual(main)
+
+
+class _Stream(ForcedPlane):
+    """Hands out the recorded claims in order, as many groups as are asked for and were judged at one version."""
+
+    def __init__(self, group_size: int, groups: Sequence[tuple[GroupMeta, int]]) -> None:
+        super().__init__(clock=virtual_clock, group_size=group_size)
+        self._waiting = deque(groups)
+        self.versions = Versions(())
+        self.arrive: Callable[[int], None] = _nothing
+
+    @property
+    def empty(self) -> bool:
+        return not self._waiting
+
+    async def claim(
+        self, partition: str, consumer: str, *, columns: Sequence[str], max_groups: int, owner: str, claim_id: str
+    ) -> Claim:
+        chosen: list[GroupMeta] = []
+        version = self._waiting[0][1] if self._waiting else 0
+        while self._waiting and len(chosen) < max_groups and self._waiting[0][1] == version:
+            chosen.append(self._waiting.popleft()[0])
+        if not chosen:
+            return Claim(claim_id, partition, consumer, owner, 0, ())
+        self.versions.trainer = version
+        for group in chosen:
+            self.arrive(group.group)
+        return await self.put_and_claim(chosen, owner=owner, claim_id=claim_id)
+
+
+def _nothing(group: int) -> None:
+    pass
+
+
+class _WhatIf:
+    """One other run over the recorded claims."""
+
+    def __init__(self, recording: Recording, config: RunConfig, chain: Chain) -> None:
+        self._recording = recording
+        self._config = config
+        self._figures = Figures()
+        self._events: list[AnyEvent] = []
+        self._outside = _outside(recording)
+        self._plane = _Stream(config.rollout.group_size, _judged_groups(recording))
+        self._machinery = Machinery(
+            config,
+            chain=chain,
+            cost=recording.cost,
+            plane=self._plane,
+            generators=_generators(recording),
+            folds=[self._figures, self],
+            more_may_come=lambda: not self._plane.empty,
+        )
+        self._plane.versions = self._machinery.versions
+        self._plane.arrive = self._arrive
+        log_ratios: dict[str, Any] = {}
+        for event in recording.events:
+            if isinstance(event, Measured):
+                log_ratios.update(unwritten(event.log_ratios))
+
+        async def measured() -> Mapping[str, Any]:
+            if not log_ratios:
+                raise TraceError("a filter judges by log-probabilities, and the recorded run measured none")
+            return log_ratios
+
+        for rank in self._machinery.ranks:
+            rank.measured = measured
+
+    def apply(self, event: AnyEvent) -> None:
+        self._events.append(event)
+
+    async def run(self, before: Figures) -> Answer:
+        await self._plane.start()
+        ended = self._recording.ended
+        whole = ended is not None and ended.reason == DATA_EXHAUSTED
+        note = ""
+        try:
+            while not self._plane.empty and not self._at_limit():
+                batch = await self._machinery.front_end.next_batch()
+                if not self._is_complete(batch) and not whole:
+                    break
+                if batch.kept:
+                    await self._machinery.front_end.hand_off(batch)
+                    await self._machinery.step.run(batch, waited_s=0.0, poll_hits=0)
+        except RefillExhausted as error:
+            note = str(error)
+        for group in [group for group in self._outside if group not in self._machinery.groups_seen]:
+            self._arrive(group)
+        await self._machinery.groups.settle_rest()
+        return Answer(before, self._figures, self._events, note)
+
+    def _at_limit(self) -> bool:
+        run, progress = self._config.run, self._figures.progress
+        steps = run.steps is not None and progress.steps >= run.steps
+        return steps or (run.batches is not None and progress.batches >= run.batches)
+
+    def _is_complete(self, batch: Batch) -> bool:
+        """Whether a batch has all groups that it asks for, and was not cut short by the end of the log."""
+        have = batch.judged if self._machinery.chain.refill is None else batch.kept
+        return len(have) >= self._config.rollout.groups_per_step or batch.partial
+
+    def _arrive(self, group: int) -> None:
+        for event in self._outside.pop(group, ()):
+            self._machinery.feed(event)
+
+
+def _judged_groups(recording: Recording) -> list[tuple[GroupMeta, int]]:
+    """Return the groups in the order of their claims, each with the version for which it was judged."""
+    groups: dict[int, GroupMeta] = {}
+    ages: dict[int, int] = {}
+    order: list[int] = []
+    for event in recording.events:
+        match event:
+            case Put():
+                groups[event.group] = GroupMeta(tuple(event.keys), unwritten(event.tags))
+            case Claimed():
+                order += [group for group in event.groups if group in groups]
+            case Judged():
+                ages[event.group] = event.age
+    return [(groups[group], groups[group].version + ages[group]) for group in dict.fromkeys(order) if group in ages]
+
+
+def _outside(recording: Recording) -> dict[int, list[AnyEvent]]:
+    """Return, by group, the events that say what became of it before any claim."""
+    found: dict[int, list[AnyEvent]] = {}
+    for event in recording.events:
+        match event:
+            case Dispatched():
+                found[event.group] = [event]
+            case Put() | GroupFailed() | Settled() if event.group in found:
+                found[event.group].append(event)
+    return found
+
+
+def _generators(recording: Recording) -> list[str]:
+    return list({event.generator: None for event in recording.events if isinstance(event, Acknowledged)})
