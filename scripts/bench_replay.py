@@ -15,9 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from asyncrl.engine.events.types import SCHEMA, RunEnded, RunStarted, Settled
+from asyncrl.engine.events.types import Settled
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
 from asyncrl.engine.testing.simulation import simulate, simulated_config
+from asyncrl.engine.testing.trace import recording_of
 from asyncrl.engine.trace.cutting import write_log
 
 GROUP_SIZE = 16
@@ -45,9 +46,7 @@ def record(path: Path, samples: int) -> int:
         task=FakeTask.in_order(reward, prompts=samples // GROUP_SIZE + 256),
         generators=[FakeGenerator(length=lambda call: lengths.randint(2, 64))],
     )
-    started = RunStarted(schema=SCHEMA, config=config.model_dump(), software={})
-    ended = RunEnded(code=outcome.ending.code, reason=outcome.ending.reason, seq=len(outcome.events) + 1)
-    write_log(path, [started, *outcome.events, ended])
+    write_log(path, recording_of(outcome).events)
     return sum(len(event.fates) for event in outcome.events if isinstance(event, Settled))
 
 

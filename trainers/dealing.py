@@ -26,11 +26,13 @@ FEW = 256
 """As many things, or fewer, are few."""
 KICKS = 16
 """As many in vain, one after another, are the last."""
-SEARCH = 1024
+SEARCH = 512
 """Kicks in vain times things, for the fewest."""
 SWAPS_A_KICK = 4
 EVEN = 1e-5
 """Good enough: no kicks for ranks within this share of the mean."""
+GAIN = 1e-9
+"""Less than this share is rounding, and would let a search go on for ever."""
 LOOKED_AT = 1024
 """Things of heavy ranks that one round looks at."""
 
@@ -133,7 +135,9 @@ def _search(
     _even_out(things, loads, bins=bins, enough=close)
     random = Random(0)  # Its `random` alone is the same in every version, as a replayed plan must be.
     vain, kicks = 0, max(kicks, SEARCH // things.real)
-    while things.real <= FEW and len(loads) > 1 and vain < kicks and loads.max() > even:
+    for _ in range(8 * kicks if things.real <= FEW and len(loads) > 1 else 0):
+        if vain >= kicks or loads.max() <= even:
+            break
         other, other_loads = copy.deepcopy(things), loads.copy()
         for _ in range(SWAPS_A_KICK):
             x, y = np.array([[int(random.random() * things.real)] for _ in range(2)])
@@ -141,7 +145,8 @@ def _search(
                 _swap(other, x, y, other_loads)
         _even_out(other, other_loads, bins=bins, enough=close)
         vain += 1
-        if other_loads.max() < loads.max():
+        other_loads = totals(other.rank, other.cost, hands=len(loads))
+        if other_loads.max() < loads.max() * (1 - GAIN):
             things, loads, vain = other, other_loads, 0
     return things
 
@@ -168,7 +173,7 @@ def _even_out(things: Things, loads: Floats, *, bins: Ints | None, enough: float
         order = np.argsort(-loads, kind="stable")
         partner = _pairs(order, stuck)
         x, y, gain = _best_swaps(things, by_cost, partner, loads, turn)
-        kept = gain > 1e-9 * mean
+        kept = gain > GAIN * mean
         stuck = 0 if (things.rank[x[kept]] == order[0]).any() else stuck + 1
         _swap(things, x[kept], y[kept], loads)
 

@@ -25,9 +25,7 @@ def simulate(
     config: ConfigOption = "default",
     from_: Annotated[
         Path | None,
-        typer.Option(
-            "--from", metavar="RUN", help="A run folder to learn from: configuration, durations, rewards."
-        ),
+        typer.Option("--from", metavar="RUN", help="A run folder to learn from: configuration, durations, rewards."),
     ] = None,
     group_seconds: Annotated[
         str | None,
@@ -180,8 +178,13 @@ def _predict(loaded: Loaded, profile: Profile, slots: int) -> Prediction:
 
     from asyncrl.engine.simulate.run import predict
 
+    # A simulated failure is a figure of the table, not news.
+    before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    return predict(loaded.config, profile, slots=slots)
+    try:
+        return predict(loaded.config, profile, slots=slots)
+    finally:
+        structlog.configure(**before)
 
 
 def _waste(title: str, figures: dict[str, Any], prediction: Prediction) -> str:

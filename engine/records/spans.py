@@ -18,9 +18,9 @@ def write_spans(spans: Sequence[tuple[int, int, int]]) -> str:
 
 
 def read_spans(text: str, tokens: int) -> list[tuple[int, int, int]]:
-    """Read what `write_spans` wrote, for a response of so many tokens."""
+    """Read what `write_spans` wrote, for a response of so many tokens; a response without tokens has no span."""
     starts = [tuple(map(int, part.split(":"))) for part in text.split(",") if part]
-    ends = [first for _, first in starts[1:]] + [tokens]
+    ends = [*(first for _, first in starts[1:]), tokens][: len(starts)]
     return [(version, first, end) for (version, first), end in zip(starts, ends, strict=True)]
 
 

@@ -1,7 +1,6 @@
 """Models of how long things take, or how many tokens they are: a name and its parameters, as in `lognormal:1.0,0.5`."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,20 +62,6 @@ class Uniform:
 
     def draw(self, rng: np.random.Generator) -> float:
         return float(rng.uniform(self.low, self.high))
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """One of the values that were seen, each as likely as any other; 0 if none was."""
-
-    values: Sequence[float]
-
-    @property
-    def mean(self) -> float:
-        return sum(self.values) / len(self.values) if self.values else 0.0
-
-    def draw(self, rng: np.random.Generator) -> float:
-        return self.values[int(rng.integers(len(self.values)))] if self.values else 0.0
 
 
 _MODELS: dict[str, tuple[int, type[Constant | LogNormal | Exponential | Uniform]]] = {

@@ -43,6 +43,10 @@ class _Level:
         self.idle_s += (t - self.since) * (self.now == 0)
         self.since = t
 
+    def idle_by(self, t: float) -> float:
+        """Return the seconds at 0 up to `t`."""
+        return self.idle_s + max(0.0, t - self.since) * (self.now == 0)
+
 
 @dataclass(slots=True)
 class Figures:
@@ -114,7 +118,7 @@ class Figures:
         steps = len(self._steps)
         ended = {fate: n for fate, n in self.fates.items() if split_fate(fate)[1] != RUN_ENDED}
         samples = sum(ended.values())
-        idle = [min(1.0, level.idle_s / seconds) for level in self._generators.values()] if seconds else []
+        idle = [min(1.0, level.idle_by(self._last) / seconds) for level in self._generators.values()] if seconds else []
         return {
             "steps": steps,
             "seconds": _rounded(seconds),

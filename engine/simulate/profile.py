@@ -14,7 +14,7 @@ from asyncrl.engine.records import Prompt
 from asyncrl.engine.simulate.durations import Constant, Durations
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rollout:
     """One group as it will come out. A reward of None is a sample that fails to score; `tags` are per sample."""
 
@@ -40,17 +40,24 @@ class Profile(Protocol):
     @property
     def prompts(self) -> Sequence[Prompt]: ...
 
+    @property
+    def batched(self) -> bool:
+        """Whether a generator decodes what waits as one batch, first come first served, and only then the next."""
+
+    def batch_seconds(self, rng: np.random.Generator, *, number: int, groups: int) -> float:
+        """Draw how long a generator's `number`-th decode batch takes; a group's own seconds come after it."""
+
     def prompt_tokens(self, prompt: int) -> int:
         """Return the tokens of a prompt, by its id."""
 
     def group(self, rng: np.random.Generator, *, prompt: int, version: int, size: int, burst: Burst) -> Rollout:
         """Draw a group that starts at `version`."""
 
-    def step_seconds(self, rng: np.random.Generator, *, tokens_per_rank: float) -> float:
+    def step_seconds(self, rng: np.random.Generator, *, step: int, tokens_per_rank: float) -> float:
         """Draw how long one training step takes."""
 
-    def overhead(self, rng: np.random.Generator, kind: str) -> float:
-        """Draw seconds of `publish`, `weights`, `hand_off`, `claim` or `judge`."""
+    def overhead(self, rng: np.random.Generator, kind: str, number: int) -> float:
+        """Draw seconds of the `number`-th `publish`, `weights`, `hand_off`, `claim` or `judge`."""
 
 
 def seeded(*parts: int) -> np.random.Generator:
@@ -74,6 +81,10 @@ class Given:
     mixed_share: float = 1.0
     failed_share: float = 0.0
     tokens_of_a_prompt: int = 16
+    batched: bool = False
+
+    def batch_seconds(self, rng: np.random.Generator, *, number: int, groups: int) -> float:
+        return 0.0
 
     def prompt_tokens(self, prompt: int) -> int:
         return self.tokens_of_a_prompt
@@ -91,8 +102,8 @@ class Given:
     def _fit(self, tokens: float) -> int:
         return min(self.max_new_tokens, max(1, round(tokens)))
 
-    def step_seconds(self, rng: np.random.Generator, *, tokens_per_rank: float) -> float:
+    def step_seconds(self, rng: np.random.Generator, *, step: int, tokens_per_rank: float) -> float:
         return self.step_seconds_model.draw(rng)
 
-    def overhead(self, rng: np.random.Generator, kind: str) -> float:
+    def overhead(self, rng: np.random.Generator, kind: str, number: int) -> float:
         return self.publish_seconds.draw(rng) if kind == "publish" else 0.0

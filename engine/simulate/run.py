@@ -32,7 +32,7 @@ class Prediction:
 
 
 def predict(config: RunConfig, profile: Profile, *, slots: int = 0, folds: Sequence[Fold] = ()) -> Prediction:
-    """Simulate a run; `slots` is the number of groups that a generator works on at once, 0 for any number.
+    """Simulate a run; `slots` is the number of groups that a generator works on at once; 0: as the configuration says.
 
     The same configuration, profile and seed give the same figures. `folds` see every event.
     """
@@ -47,7 +47,12 @@ def predict(config: RunConfig, profile: Profile, *, slots: int = 0, folds: Seque
         chain = build_chain(config.filters, min_live=config.rollout.min_live)
         generators = [
             SimulatedGenerator(
-                i, profile, book, seed=seed, slots=slots, in_flight_updates=config.rollout.stale_mode == "tokens"
+                i,
+                profile,
+                book,
+                seed=seed,
+                slots=slots or _slots(config, batched=profile.batched),
+                in_flight_updates=config.rollout.stale_mode == "tokens",
             )
             for i in range(config.collector.count)
         ]
@@ -74,3 +79,10 @@ def predict(config: RunConfig, profile: Profile, *, slots: int = 0, folds: Seque
 
     ending = run_virtual(main)
     return Prediction(figures.summary(), ending)
+
+
+def _slots(config: RunConfig, *, batched: bool) -> int:
+    """Return how many groups a generator takes on: a decode batch (one group, at staleness 0), or all there can be."""
+    if not batched:
+        return config.run_ahead_groups
+    return 1 if config.rollout.max_staleness == 0 else config.collector.decode_samples // config.rollout.group_size

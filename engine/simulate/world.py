@@ -4,6 +4,7 @@ A response is one number, its place in the book of samples on their way, so that
 carries it from the generator to the task's score.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,10 +21,12 @@ from asyncrl.engine.errors import AsyncRLError
 from asyncrl.engine.outbox import Numbered, Outbox
 from asyncrl.engine.records import GroupMeta, Prompt
 from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.signal import Signal
 from asyncrl.engine.simulate.profile import Burst, Profile, Rollout, seeded
 from asyncrl.engine.weights.base import State
 
 _OVERHEADS = {"publish": 1, "weights": 2, "hand_off": 3, "claim": 4, "judge": 5}
+_LONG_S = 1e6
 
 
 class Unscored(AsyncRLError, RuntimeError):
@@ -77,36 +80,66 @@ class SimulatedTask(Task):
         return Reward(reward, tags)
 
 
-class SimulatedGenerator:
-    """Works on up to `slots` groups at once (0: any number); `in_flight_updates`: weights change within a response.
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    done: anyio.Event = field(default_factory=anyio.Event)
 
-    Otherwise a response is of the version in force when it began, and weights load beside it.
+
+class SimulatedGenerator:
+    """Works on up to `slots` groups at once; weights load beside it.
+
+    Where the profile says `batched`, `slots` groups decode as one batch, the next after it, and weights
+    load between two. With `in_flight_updates` weights change within a response; otherwise a response is
+    of the version in force when it began.
     """
 
     def __init__(
-        self, index: int, profile: Profile, book: Book, *, seed: int, slots: int = 0, in_flight_updates: bool = False
+        self, index: int, profile: Profile, book: Book, *, seed: int, slots: int, in_flight_updates: bool = False
     ) -> None:
         self._index = index
         self._profile = profile
         self._book = book
         self._seed = seed
-        self._slots = anyio.Semaphore(slots) if slots else None
+        self._slots = slots
+        self._places = anyio.Semaphore(slots)
         self._in_flight_updates = in_flight_updates
         self._version = 0
         self._swaps: list[tuple[float, int]] = []
         self._burst = Burst(-1, 0, 0.0)
         self._burst_at = -1.0
+        self._waiting: deque[_Waiting] = deque()
+        self._changed = Signal()
+        self._decoding = anyio.Lock()
+        self._batches = 0
 
     async def run(self) -> None:
-        await anyio.sleep_forever()
+        while True:
+            await self._changed.wait_at_most(lambda: bool(self._waiting), _LONG_S)
+            if not self._waiting:
+                continue
+            async with self._decoding:
+                batch = [self._waiting.popleft() for _ in range(min(self._slots, len(self._waiting)))]
+                self._batches += 1
+                rng = seeded(self._seed, 17, self._index, self._batches)
+                await anyio.sleep(self._profile.batch_seconds(rng, number=self._batches, groups=len(batch)))
+            for waiting in batch:
+                waiting.done.set()
 
     async def generate(self, request: GroupRequest) -> Sequence[Completion]:
         rng = seeded(self._seed, *request.seeds[:1])
         burst = self._place()
-        if self._slots is None:
-            return await self._generate(request, rng, burst)
-        async with self._slots:
-            return await self._generate(request, rng, burst)
+        if not self._profile.batched:
+            async with self._places:
+                return await self._generate(request, rng, burst)
+        waiting = _Waiting()
+        self._waiting.append(waiting)
+        self._changed.notify()
+        try:
+            await waiting.done.wait()
+        finally:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+        return await self._generate(request, rng, burst)
 
     async def _generate(self, request: GroupRequest, rng: Any, burst: Burst) -> Sequence[Completion]:
         started, version, swaps = anyio.current_time(), self._version, len(self._swaps)
@@ -135,7 +168,12 @@ class SimulatedGenerator:
         return self._burst
 
     async def update_weights(self, version: int, state: State) -> None:
-        await anyio.sleep(overhead(self._profile, "publish", seed=self._seed, number=version) if version else 0.0)
+        seconds = overhead(self._profile, "publish", seed=self._seed, number=version) if version else 0.0
+        if self._profile.batched:
+            async with self._decoding:
+                await anyio.sleep(seconds)
+        else:
+            await anyio.sleep(seconds)
         self._version = version
         self._swaps.append((anyio.current_time(), version))
 
@@ -161,7 +199,7 @@ def _spans(
 
 def overhead(profile: Profile, kind: str, *, seed: int, number: int) -> float:
     """Draw the `number`-th overhead of a kind."""
-    return profile.overhead(seeded(seed, 7, _OVERHEADS[kind], number), kind)
+    return profile.overhead(seeded(seed, 7, _OVERHEADS[kind], number), kind, number)
 
 
 @dataclass(slots=True)
@@ -183,7 +221,9 @@ class SimulatedRank:
                 tokens += batch.tokens - prompts
         rng = seeded(self.seed, 13, work.step)
         self.steps = work.step
-        await anyio.sleep(self.profile.step_seconds(rng, tokens_per_rank=work.total_tokens / self.ranks))
+        await anyio.sleep(
+            self.profile.step_seconds(rng, step=work.step, tokens_per_rank=work.total_tokens / self.ranks)
+        )
         return RankResult(0.0, float(tokens), 0, 0.0, tokens, 1.0)
 
     async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:
@@ -206,12 +246,12 @@ class SimulatedRank:
 class SimulatedPlane(LocalPlane):
     """A LocalPlane that keeps no bytes; claims, judging and hand-off take the profile's time."""
 
-    draw: Callable[[str, int], float]
+    draw: Callable[[str], float]
 
     def watch_profile(self, profile: Profile, seed: int) -> None:
         numbers = dict.fromkeys(_OVERHEADS, 0)
 
-        def draw(kind: str, _: int = 0) -> float:
+        def draw(kind: str) -> float:
             numbers[kind] += 1
             return overhead(profile, kind, seed=seed, number=numbers[kind])
 
@@ -221,15 +261,15 @@ class SimulatedPlane(LocalPlane):
         await super().put(partition, group, {name: [_NOTHING] * group.size for name in columns})
 
     async def claim(self, *args: Any, **how: Any) -> Claim:
-        await anyio.sleep(self.draw("claim", 0))
+        await anyio.sleep(self.draw("claim"))
         return await super().claim(*args, **how)
 
     async def held(self, holding: Holding) -> frozenset[str]:
-        await anyio.sleep(self.draw("hand_off", 0))
+        await anyio.sleep(self.draw("hand_off"))
         return await super().held(holding)
 
     async def clear(self, partition: str, keys: Sequence[str], *, holding: Holding | None = None) -> None:
-        await anyio.sleep(self.draw("judge", 0) if holding is not None else 0.0)
+        await anyio.sleep(self.draw("judge") if holding is not None else 0.0)
         await super().clear(partition, keys, holding=holding)
 
 

@@ -2,7 +2,8 @@
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -63,14 +64,14 @@ class Schedule:
     ranks: int = 1
     refill: str | None = None
     attempts: int = 2
-    seconds: tuple[float, ...] = (1.0,)
-    lengths: tuple[int, ...] = (2,)
-    failing_calls: tuple[bool, ...] = (False,)
-    step_seconds: tuple[float, ...] = (1.0,)
-    rewards: tuple[Any, ...] = (0.0, 1.0)
-    slow_publishes: tuple[float, ...] = (0.0,)
-    bad_publishes: frozenset[int] = frozenset()
-    plane_seconds: tuple[float, ...] = (0.0,)
+    seconds: Sequence[float] = (1.0,)
+    lengths: Sequence[int] = (2,)
+    failing_calls: Sequence[bool] = (False,)
+    step_seconds: Sequence[float] = (1.0,)
+    rewards: Sequence[Any] = (0.0, 1.0)
+    slow_publishes: Sequence[float] = (0.0,)
+    bad_publishes: AbstractSet[int] = frozenset()
+    plane_seconds: Sequence[float] = (0.0,)
     capacity: int | None = None
     epochs: int = 2
     prompts: int = 6

@@ -42,8 +42,10 @@ from asyncrl.engine.lifecycle.parts import train_partition
 from asyncrl.engine.records import Grant, GroupMeta, Prompt
 from asyncrl.engine.records.columns import LOGPROBS, TOKENS
 from asyncrl.engine.records.work import RankWork
+from asyncrl.engine.testing.simulation import Outcome
 from asyncrl.engine.trace.cutting import write_log
 from asyncrl.engine.trace.difference import differences, title
+from asyncrl.engine.trace.forced_plane import FOR_EVER_S
 from asyncrl.engine.trace.machinery import Machinery
 from asyncrl.engine.trace.recording import Recording
 from asyncrl.engine.trace.replay import replay
@@ -150,6 +152,7 @@ class ScriptedCollector:
         self._group_size = group_size
         self._numbers = count()
         self.finished = False
+        self.training = False
 
     async def run(self) -> None:
         """Do all entries in order; then the data is at its end."""
@@ -171,6 +174,8 @@ class ScriptedCollector:
             case FailGroup():
                 groups.fail(self._dispatch(None), entry.reason, entry.error)
             case SetVersion():
+                # A step that runs ends at its own version first.
+                await groups.changed.wait_at_most(lambda: not self.training, FOR_EVER_S)
                 self._machinery.set_version(entry.version)
                 acknowledge(self._machinery)
             case EndOfData():
@@ -378,10 +383,20 @@ class _Play:
             if batch.kept:
                 machinery.log.append(BatchTaken(batch=batch.index))
                 await machinery.front_end.hand_off(batch)
+                self._collector.training = True
                 if await machinery.step.run(batch, waited_s=0.0, poll_hits=0) is None:
                     machinery.log.append(BatchGivenUp(batch=batch.index))
+                self._collector.training = False
             acknowledge(machinery)
             machinery.groups.release(batch.judged)
+
+
+def recording_of(outcome: Outcome) -> Recording:
+    """Return a simulated run as the recording that `asyncrl train` would have left."""
+    started = RunStarted(schema=SCHEMA, config=outcome.config.model_dump(), software={})
+    ended = RunEnded(seq=len(outcome.events) + 1, code=outcome.ending.code, reason=outcome.ending.reason)
+    last = outcome.events[-1]
+    return Recording([started, *outcome.events, msgspec.structs.replace(ended, t=last.t, wall=last.wall)])
 
 
 class TraceChanged(AssertionError):

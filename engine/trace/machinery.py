@@ -6,6 +6,7 @@ from typing import Any
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine.data_plane.base import DataPlane
+from asyncrl.engine.errors import TraceError
 from asyncrl.engine.events.log import EventLog, Fold
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import (
@@ -65,6 +66,12 @@ class ReplayRank:
         assert self.measured is not None
         log_ratios = await self.measured()
         keys = [key for batch in work.micro_batches if not batch.filler for key in batch.keys]
+        lacking = [key for key in keys if key not in log_ratios]
+        if lacking:
+            raise TraceError(
+                f"a filter judges by log-probabilities, and the recorded run measured none of {len(lacking)} samples "
+                f"that it would train, such as {lacking[0]}"
+            )
         return {key: (log_ratios[key][0], log_ratios[key][1]) for key in keys}
 
     async def warm_up(

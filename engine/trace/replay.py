@@ -220,6 +220,7 @@ class _Replay:
     async def _train(self, batches: MemoryObjectReceiveStream[Batch]) -> None:
         machinery = self._machinery
         versions, lag = machinery.versions, machinery.config.max_publish_lag
+        steps = machinery.config.run.steps
         async for batch in batches:
             machinery.log.append(BatchTaken(batch=batch.index))
             current_batch.set(batch.index)
@@ -229,6 +230,8 @@ class _Replay:
                 if self._says_taken:
                     await self._gates.wait((BatchGivenUp, batch.index))
                 versions.give_up()
+            if steps is not None and versions.trainer >= steps:
+                return
 
     async def _guarded(self, work: partial[Any]) -> None:
         """Keep what the front end, a filter or the planner raises: the log's run ended with it as well, or not."""
@@ -275,14 +278,22 @@ def _generators(recording: Recording) -> list[str]:
 
 
 def _batches_of_claims(recording: Recording) -> dict[int, int]:
-    """Return, by the number of a claim's event, the batch in which its groups were judged."""
+    """Return, by the number of a claim's event, the batch in which its groups were judged.
+
+    Where no verdict followed, since the log broke off or a filter raised, it is the batch then under way.
+    """
     found: dict[int, int] = {}
     open_claims: dict[int, int] = {}
+    batches = 0
     for event in recording.events:
-        if isinstance(event, Claimed):
-            open_claims.update(dict.fromkeys(event.groups, event.seq))
-        elif isinstance(event, Judged) and event.group in open_claims:
-            found[open_claims.pop(event.group)] = event.batch
+        match event:
+            case Claimed():
+                found[event.seq] = batches
+                open_claims.update(dict.fromkeys(event.groups, event.seq))
+            case Judged() if event.group in open_claims:
+                found[open_claims.pop(event.group)] = event.batch
+            case BatchJudged():
+                batches = event.batch + 1
     return found
 
 

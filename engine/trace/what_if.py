@@ -13,7 +13,7 @@ from typing import Any
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine.data_plane.base import Claim
-from asyncrl.engine.ending import DATA_EXHAUSTED
+from asyncrl.engine.ending import DATA_EXHAUSTED, first_cause
 from asyncrl.engine.errors import RefillExhausted, TraceError
 from asyncrl.engine.events.types import (
     Acknowledged,
@@ -63,7 +63,10 @@ def what_if(recording: Recording, config: RunConfig, *, chain: Chain | None = No
     async def main() -> Answer:
         return await _WhatIf(recording, config, filters).run(before)
 
-    return run_virtual(main)
+    try:
+        return run_virtual(main)
+    except ExceptionGroup as group:  # Several ranks meet the same error.
+        raise first_cause(group) from None
 
 
 class _Stream(ForcedPlane):
@@ -125,8 +128,6 @@ class _WhatIf:
                 log_ratios.update(unwritten(event.log_ratios))
 
         async def measured() -> Mapping[str, Any]:
-            if not log_ratios:
-                raise TraceError("a filter judges by log-probabilities, and the recorded run measured none")
             return log_ratios
 
         for rank in self._machinery.ranks:

@@ -231,7 +231,7 @@ def test_every_preset_loads(name: str) -> None:
 
 
 def test_there_are_the_presets_of_the_two_tasks() -> None:
-    assert preset_names() == ["default", "reverse"]
+    assert preset_names() == ["default", "reverse", "sleepy"]
     default, reverse = load("default").config, load("reverse").config
     assert (default.task.name, default.run.batches, default.rollout.max_staleness) == ("echo", 240, 2)
     assert [entry["name"] for entry in default.filters] == ["staleness", "zero_std"]

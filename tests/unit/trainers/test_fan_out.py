@@ -35,7 +35,7 @@ def check(plan: Plan, lengths: dict[str, int], *, ranks: int, budget: int) -> No
         assert batch.tokens <= budget
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(some_lengths, some_ranks)
 def test_any_lengths_on_any_ranks_make_a_whole_plan(lengths: list[int], ranks: int) -> None:
     """Invariant 6, D1, D3, D6; fillers only where there are fewer samples than micro-batches."""

@@ -102,6 +102,15 @@ def test_forward_only_plans_are_whole_without_fillers(
     assert not any(batch.filler for rank in plan.ranks for batch in rank)
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("seed", range(40))
+def test_a_search_does_not_live_on_rounding_errors(seed: int) -> None:
+    """Costs that no float holds exactly: gains of one bit are no gains, and the plan ends."""
+    rng = random.Random(seed)
+    lengths = named([rng.randint(1, BUDGET) for _ in range(rng.randint(2, 24))])
+    plan_batch(lengths, ranks=rng.randint(2, 5), budget_tokens=BUDGET, cost=inverse, updates=rng.randint(1, 3))
+
+
 def test_forward_only_ranks_may_differ_in_micro_batches() -> None:
     """Costs are even, whatever the number of samples or micro-batches."""
     plan = plan_batch(named([48, 12, 12, 12, 12]), ranks=2, budget_tokens=48, lockstep=False)

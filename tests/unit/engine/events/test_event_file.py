@@ -17,12 +17,20 @@ from asyncrl.engine.events.types import AnyEvent, Put, RunEnded, unwritten, writ
 ONE_OF_EACH: list[AnyEvent] = [
     types.RunStarted(schema=types.SCHEMA, config={"run": {"seed": 1}, "filters": [{"name": "x"}]}, software={"a": "1"}),
     types.Dispatched(group=7, prompt=3, dataset="math", size=4, collector="collector0", retry_of=2),
+    types.Span(group=7, version=1, tokens=9),
+    types.Finished(group=7, tokens=9, seconds=0.25),
     types.Put(group=7, keys=["v1_p7_g0"], tags={"version": 1, "reward": [0.5], "cause": [None], "text": "ü\n"}),
     types.GroupFailed(group=8, reason="timeout", error='Traceback\n  "x"'),
     types.Claimed(claim="driver/3", fence=9, groups=[7, 8]),
-    types.Judged(group=7, batch=2, age=1, dropped=None, by="", masked={0: "long", 12: "nan_reward"}),
+    types.ClaimReturned(groups=[8]),
+    types.OwnerDead(owner="driver-2", groups=[9]),
+    types.Judged(group=7, batch=2, age=1, dropped=None, by="", masked={0: "long", 12: "nan_reward"}, digest=2**32 - 1),
     types.Judged(group=8, batch=2, age=3, dropped="stale", by="front_end", masked={}),
     types.BatchJudged(batch=2, judged=2, kept=1, attempts=1, reward_sum=0.1, reward_count=3),
+    types.BatchTaken(batch=2),
+    types.BatchGivenUp(batch=2),
+    types.VersionSet(version=4),
+    types.Measured(batch=2, log_ratios={"v1_p7_g0": [0.5, {"float": "nan"}]}),
     types.Planned(batch=2, step=1, ranks=[[["v1_p7_g0"], ["v1_p7_g1"]], [["v1_p7_g2"], []]], fillers=1),
     types.StepStarted(step=1, version=0, groups=[7]),
     types.StepEnded(
@@ -41,7 +49,9 @@ ONE_OF_EACH: list[AnyEvent] = [
     types.Published(version=1, seconds=0.5),
     types.Settled(group=7, fates=["trained", "masked:long", "dropped:stale", "failed:score_error"]),
     types.Released(groups=[7]),
-    types.RunEnded(code=130, reason="interrupted"),
+    types.Checkpointed(path="checkpoints/4", version=4),
+    types.Resumed(checkpoint="checkpoints/4", after=17),
+    types.RunEnded(code=130, reason="interrupted", keys_left=0, filters={"zero_std": {"judged": 1}}),
 ]
 
 
@@ -105,6 +115,40 @@ def test_a_bad_line_in_the_middle_raises(tmp_path: Path) -> None:
         path.write_bytes(lines[0] + bad + lines[2])
         with pytest.raises(msgspec.DecodeError):
             list(read_events(path))
+
+
+def test_a_bad_line_is_named_by_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    write(path, ONE_OF_EACH[:3])
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b'{"type": "put"}\n' + lines[2])
+    with pytest.raises(msgspec.DecodeError, match=r"events\.jsonl, line 2: .*group"):
+        list(read_events(path))
+
+
+def test_a_log_of_a_newer_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    """Also where the newer run_started no longer has what this one needs."""
+    path = tmp_path / "events.jsonl"
+    newer = types.SCHEMA + 1
+    for line in (
+        msgspec.json.encode(types.RunStarted(schema=newer, config={}, software={})),
+        b'{"type":"run_started","schema":%d}' % newer,
+    ):
+        path.write_bytes(line + b"\n")
+        with pytest.raises(msgspec.DecodeError, match=f"schema {newer}, and this asyncrl reads up to {types.SCHEMA}"):
+            list(read_events(path))
+
+
+def test_the_digest_of_tags_is_of_their_values_and_not_of_their_order() -> None:
+    tags = {"reward": [0.0, math.nan, None], "version": 3}
+    assert types.digest(tags) == types.digest(dict(reversed(tags.items())))
+    for other in (
+        {**tags, "version": 4},
+        {**tags, "reward": [0.0, None, None]},
+        {**tags, "reward": [0.0, math.inf, None]},
+    ):
+        assert types.digest(other) != types.digest(tags)
+    assert types.digest(tags) == types.digest_written(written(tags))
 
 
 def test_flush_brings_events_to_the_file_before_it_is_closed(tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""How well `asyncrl simulate` predicts: seed 2 from seed 1 of the default preset, and other bounds from S = 2.
+
+Records runs (or takes recorded ones with --runs), fits, predicts, compares. Prints a table; the last
+line is one JSON object. `error` is (predicted - recorded) / recorded, by figure.
+"""
+
+import argparse
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from asyncrl.configs import Override, load
+from asyncrl.engine.events.log import effective_events
+from asyncrl.engine.events.types import AnyEvent, RunStarted
+from asyncrl.engine.simulate.durations import Constant, LogNormal
+from asyncrl.engine.simulate.figures import Figures
+from asyncrl.engine.simulate.fit import Fitted, recorded_values
+from asyncrl.engine.simulate.profile import Given
+from asyncrl.engine.simulate.run import predict
+
+COMPARED = ("mean_age", "trained_share", "step_seconds", "seconds_per_step", "groups_per_second")
+
+
+def record(folder: Path, *options: str) -> Path:
+    if not folder.exists():
+        command = [sys.executable, "-m", "asyncrl", "train", "--run-dir", str(folder), *options]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return folder
+
+
+def figures_of(events: list[AnyEvent]) -> dict[str, Any]:
+    figures = Figures()
+    for event in events:
+        figures.apply(event)
+    return figures.summary()
+
+
+def predicted(events: list[AnyEvent], changes: dict[str, Any]) -> dict[str, Any]:
+    started = events[0]
+    assert isinstance(started, RunStarted)
+    values = [*recorded_values(started, "recorded"), *(Override(path, v, "bench") for path, v in changes.items())]
+    prediction = predict(load("default", values).config, Fitted(events))
+    if prediction.ending.code:
+        raise SystemExit(f"a simulated run failed: {prediction.ending}")
+    return prediction.figures
+
+
+def compare(name: str, guess: dict[str, Any], truth: dict[str, Any]) -> dict[str, float]:
+    errors = {}
+    for key in COMPARED:
+        errors[key] = round((guess[key] - truth[key]) / truth[key], 4) if truth[key] else round(guess[key], 4)
+        print(f"| {name} | {key} | {truth[key]:.4g} | {guess[key]:.4g} | {errors[key]:+.1%} |")
+    return errors
+
+
+def at_scale(generators: int, ranks: int, steps: int) -> dict[str, float]:
+    """Run a large configuration; returns seconds of this process, and how many groups it simulated in each."""
+    values = {
+        "collector.count": generators,
+        "trainer.ranks": ranks,
+        "rollout.groups_per_step": generators,
+        "rollout.group_size": 8,
+        "rollout.max_new_tokens": 512,
+        "trainer.micro_batch_tokens": 8192,
+        "run.steps": steps,
+    }
+    config = load("default", [Override(path, v, "bench") for path, v in values.items()]).config
+    profile = Given(load_prompts(), LogNormal(20.0, 0.5), Constant(8.0), 512)
+    began = time.perf_counter()
+    prediction = predict(config, profile)
+    took = time.perf_counter() - began
+    return {
+        "generators": generators,
+        "ranks": ranks,
+        "steps": prediction.figures["steps"],
+        "virtual_seconds": prediction.figures["seconds"],
+        "wall_seconds": round(took, 1),
+        "groups_per_wall_second": round(steps * generators / took, 1),
+    }
+
+
+def load_prompts() -> Any:
+    from asyncrl.collectors.tasks import load_task
+
+    return load_task("reverse", {}).prompts()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runtime", default="local", choices=["local", "ray"])
+    parser.add_argument("--runs", type=Path, help="Folder of recorded runs, kept and used again.")
+    parser.add_argument("--scale-steps", type=int, default=3)
+    arguments = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    with tempfile.TemporaryDirectory() as temporary:
+        runs: Path = arguments.runs or Path(temporary)
+        run = ("--runtime", arguments.runtime)
+        print("| case | figure | recorded | predicted | error |\n|---|---|---|---|---|")
+        result: dict[str, Any] = {"runtime": arguments.runtime}
+        one = list(effective_events(record(runs / f"{arguments.runtime}1", *run, "--seed", "1")))
+        two = list(effective_events(record(runs / f"{arguments.runtime}2", *run, "--seed", "2")))
+        result["seed 2 from seed 1"] = compare("seed 2", predicted(one, {"run.seed": 2}), figures_of(two))
+        sleepy = ("--config", "sleepy", *run)
+        fitted = list(effective_events(record(runs / "sleepy2", *sleepy, "--max-staleness", "2")))
+        for bound in (0, 1, 4):
+            truth = list(effective_events(record(runs / f"sleepy{bound}", *sleepy, "--max-staleness", str(bound))))
+            name = f"sleepy S={bound} from S=2"
+            result[name] = compare(name, predicted(fitted, {"rollout.max_staleness": bound}), figures_of(truth))
+        result["scale"] = at_scale(1024, 512, arguments.scale_steps)
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

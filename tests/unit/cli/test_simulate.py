@@ -1,0 +1,81 @@
+"""`asyncrl simulate`: a table, a sweep, JSON, bad input."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from asyncrl.engine.cli import app
+
+SMALL = ("--set", "rollout.groups_per_step=2", "--set", "rollout.group_size=2", "--steps", "5")
+TIMES = ("--group-seconds", "lognormal:1,0.5", "--step-seconds", "1")
+
+
+@pytest.fixture
+def simulate(folder: Path) -> Callable[..., Result]:
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, ["simulate", *SMALL, *arguments])
+
+    return run
+
+
+def test_a_sweep_prints_a_line_a_setting_and_the_waste_of_each(simulate: Callable[..., Result], folder: Path) -> None:
+    result = simulate(*TIMES, "--sweep", "max_staleness=0,2", "--plot", "bars.txt")
+    assert result.exit_code == 0, result.output
+    head, zero, two, *waste = result.output.splitlines()
+    assert head.split()[0] == "max_staleness"
+    assert (zero.split()[:2], two.split()[0]) == (["0", "0"], "2")
+    assert [line.partition(":")[0] for line in waste] == ["max_staleness 0", "max_staleness 2"]
+    assert "mean age by max_staleness" in (folder / "bars.txt").read_text(encoding="utf-8")
+
+
+def test_one_seed_prints_the_same_twice(simulate: Callable[..., Result]) -> None:
+    first, again, other = (simulate(*TIMES, "--json", "--seed", seed).output for seed in ("1", "1", "2"))
+    assert first == again != other
+    figures: dict[str, Any] = json.loads(first)["seed"][0]
+    assert figures["steps"] == 5
+    assert figures["value"] == 1
+
+
+def test_numbers_of_generators_and_ranks_are_options(simulate: Callable[..., Result]) -> None:
+    one, four = (
+        json.loads(simulate(*TIMES, "--slots", "1", "--json", "--generators", n, "--ranks", "4").output)["seed"][0]
+        for n in ("1", "4")
+    )
+    assert four["groups_per_second"] > 1.5 * one["groups_per_second"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "--group-seconds is needed"),
+        (("--group-seconds", "1"), "--step-seconds is needed"),
+        (("--group-seconds", "soon", "--step-seconds", "1"), "--group-seconds is 'soon'"),
+        ((*TIMES, "--sweep", "max_stale=1"), "did you mean"),
+        ((*TIMES, "--sweep", "max_staleness=-1"), "--sweep rollout.max_staleness=-1"),
+        ((*TIMES, "--ranks", "0"), "--ranks 0"),
+        (("--from", "nowhere"), "--from nowhere: cannot read"),
+    ],
+)
+def test_bad_input_ends_with_code_2_and_the_option(
+    simulate: Callable[..., Result], arguments: tuple[str, ...], says: str
+) -> None:
+    result = simulate(*arguments)
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+def test_a_recorded_run_and_given_durations_exclude_each_other(simulate: Callable[..., Result], folder: Path) -> None:
+    from asyncrl.configs import load
+    from asyncrl.engine.events.log import FILE_NAME, EventLog
+    from asyncrl.engine.events.types import RunStarted
+
+    log = EventLog(clock=lambda: 0.0, wall=lambda: 0.0, path=folder / FILE_NAME)
+    log.append(RunStarted(schema=1, config=load("default").config.model_dump(), software={}))
+    log.close()
+    assert "exclude each other" in simulate(*TIMES, "--from", ".").output
+    refused = simulate("--from", ".")
+    assert (refused.exit_code, "0 groups and 0 steps" in refused.output) == (2, True)

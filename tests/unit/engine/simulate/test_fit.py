@@ -1,0 +1,86 @@
+"""A fit from a recorded run: it predicts the run itself, and other settings of it, like the world it came from."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from asyncrl.configs import RunConfig, load
+from asyncrl.engine.errors import ConfigError
+from asyncrl.engine.events.types import AnyEvent, RunStarted
+from asyncrl.engine.simulate.figures import Figures
+from asyncrl.engine.simulate.fit import Fitted, recorded_values
+from asyncrl.engine.simulate.profile import Given, seeded
+from asyncrl.engine.simulate.run import predict
+from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
+from asyncrl.engine.testing.simulation import Collected, simulate
+
+Make = Callable[..., Given]
+Small = Callable[..., RunConfig]
+
+
+def started(config: RunConfig) -> RunStarted:
+    return RunStarted(schema=2, config=config.model_dump(), software={})
+
+
+def recorded(config: RunConfig, profile: Given) -> tuple[list[AnyEvent], dict[str, Any]]:
+    collected = Collected()
+    figures = predict(config, profile, folds=[collected]).figures
+    return [started(config), *collected.events], figures
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 4])
+def test_fitted_at_one_bound_it_predicts_another(given: Make, small: Small, staleness: int) -> None:
+    """The world is one of known durations; the fit sees its events at bound 2 alone."""
+    profile = given("lognormal:1,0.5", "uniform:0.5,0.7", "0.1", mixed_share=0.8)
+    events, _ = recorded(small(rollout__max_staleness=2, run__steps=150), profile)
+    other = small(rollout__max_staleness=staleness, run__steps=150, run__seed=7)
+    truth = predict(other, profile).figures
+    guess = predict(other, Fitted(events)).figures
+    for name in ("mean_age", "trained_share", "step_seconds", "seconds_per_step"):
+        assert guess[name] == pytest.approx(truth[name], rel=0.1, abs=0.02), name
+
+
+def test_a_generator_that_decodes_batches_is_seen_to_be_a_queue(small: Small) -> None:
+    def run(seconds: Callable[[int], float]) -> list[AnyEvent]:
+        config = small(rollout__max_staleness=2, run__steps=40)
+        outcome = simulate(config, generators=[FakeGenerator(seconds=seconds)], task=FakeTask(16))
+        return [started(config), *outcome.events]
+
+    assert Fitted(run(lambda call: 0.5)).batched
+    assert not Fitted(run(lambda call: (0.2, 3.0, 1.0, 0.4)[call % 4])).batched
+
+
+def test_a_step_takes_what_steps_of_as_many_tokens_took_near_it(given: Make, small: Small) -> None:
+    events, _ = recorded(small(), given("1", "uniform:1,2"))
+    fitted = Fitted(events)
+    rng = seeded(0)
+    drawn = [fitted.step_seconds(rng, step=15, tokens_per_rank=1e9) for _ in range(50)]
+    assert all(1 <= seconds <= 2 for seconds in drawn)
+    assert len(set(drawn)) > 5
+
+
+def test_failures_are_drawn_as_often_as_they_were_seen(given: Make, small: Small) -> None:
+    events, figures = recorded(small(run__steps=80), given("1", "1", failed_share=0.2))
+    again = predict(small(run__steps=80, run__seed=3), Fitted(events)).figures
+    assert again["lost"]["failed:generation_error"] == pytest.approx(
+        figures["lost"]["failed:generation_error"], abs=0.08
+    )
+
+
+def test_the_recorded_configuration_comes_back_with_changes_on_top(small: Small) -> None:
+    config = small(rollout__max_staleness=3, filters=[{"name": "zero_std"}])
+    assert load("default", recorded_values(started(config), "--from x")).config == config
+
+
+def test_a_run_without_a_step_is_refused(small: Small) -> None:
+    with pytest.raises(ConfigError, match="--from x has 0 groups and 0 steps"):
+        Fitted([started(small())], source="--from x")
+
+
+def test_figures_of_a_recorded_run_are_those_of_the_same_events(given: Make, small: Small) -> None:
+    events, figures = recorded(small(), given("lognormal:1,1", "1"))
+    again = Figures()
+    for event in events:
+        again.apply(event)
+    assert again.summary() == figures

@@ -1,0 +1,83 @@
+"""What a simulation predicts, against what can be worked out by hand; one seed, one result."""
+
+from collections.abc import Callable
+
+import pytest
+
+from asyncrl.configs import RunConfig
+from asyncrl.engine.simulate.profile import Given
+from asyncrl.engine.simulate.run import predict
+from asyncrl.engine.testing.simulation import Collected
+
+Make = Callable[..., Given]
+Small = Callable[..., RunConfig]
+
+
+def test_at_staleness_zero_a_cycle_is_group_plus_step_plus_publish(given: Make, small: Small) -> None:
+    figures = predict(small(rollout__max_staleness=0), given("3", "2", "0.5")).figures
+    # 30 steps, and 29 publishes between them.
+    assert figures["seconds"] == pytest.approx(30 * 5 + 29 * 0.5)
+    assert figures["mean_age"] == 0
+    assert figures["trainer_idle"] == pytest.approx(1 - 60 / 164.5, abs=1e-4)
+    assert figures["generators_idle"] == pytest.approx(1 - 90 / 164.5, abs=1e-4)
+    assert figures["step_seconds"] == 2.0
+    assert figures["groups_per_second"] == pytest.approx(120 / 164.5, rel=1e-4)
+
+
+def test_a_slow_trainer_is_never_idle_and_everything_gets_as_old_as_the_bound(given: Make, small: Small) -> None:
+    figures = predict(small(rollout__max_staleness=2), given("0.5", "2")).figures
+    assert figures["trainer_idle"] == pytest.approx(0.5 / 60.5, abs=1e-3)
+    assert set(figures["ages"]) == {"0", "1", "2"}
+    # The first two batches are younger: all three of version 0 are ready at once.
+    assert figures["ages"]["0"] == figures["ages"]["1"] == 16
+    assert figures["buffer_max"] == 12
+
+
+def test_slow_generators_leave_the_trainer_idle_and_slots_make_them_slower(given: Make, small: Small) -> None:
+    config, profile = small(rollout__max_staleness=1), given("1", "0.1")
+    free = predict(config, profile).figures
+    tight = predict(config, profile, slots=2).figures
+    # Two at a time: four groups take two seconds.
+    assert tight["seconds_per_step"] == pytest.approx(2.0, rel=0.05)
+    assert free["seconds_per_step"] < 1.2
+    assert tight["generators_idle"] < 0.05
+
+
+def test_more_generators_with_slots_generate_more(given: Make, small: Small) -> None:
+    profile = given("1", "0.01")
+    one, four = (predict(small(rollout__max_staleness=4, collector__count=n), profile, slots=1).figures for n in (1, 4))
+    assert four["groups_per_second"] == pytest.approx(4 * one["groups_per_second"], rel=0.15)
+
+
+def test_dropping_what_is_stale_shortens_what_is_trained(given: Make, small: Small) -> None:
+    figures = predict(
+        small(rollout__max_staleness=1, run__steps=150, rollout__groups_per_step=8), given("lognormal:1,1", "0.3")
+    ).figures
+    assert figures["length_ratio"] < 0.9
+    assert figures["lost"]["dropped:stale"] > 0.05
+    assert figures["wasted_tokens"]["dropped:stale"] > 0
+
+
+def test_shares_of_equal_rewards_and_failures_are_lost_by_cause(given: Make, small: Small) -> None:
+    profile = given("1", "1", mixed_share=0.5, failed_share=0.1)
+    figures = predict(small(run__steps=None, run__batches=60), profile).figures
+    assert figures["lost"]["failed:generation_error"] == pytest.approx(0.1, abs=0.06)
+    assert figures["lost"]["dropped:zero_std"] == pytest.approx(0.45, abs=0.1)
+    assert figures["trained_share"] == pytest.approx(1 - sum(figures["lost"].values()), abs=1e-3)
+
+
+def test_in_mode_tokens_old_tokens_are_withheld_and_nothing_is_dropped_for_age(given: Make, small: Small) -> None:
+    config = small(rollout__max_staleness=1, rollout__stale_mode="tokens", run__steps=60)
+    figures = predict(config, given("lognormal:1,1", "0.3")).figures
+    assert "dropped:stale" not in figures["lost"]
+    assert set(figures["ages"]) <= {"0", "1"}
+
+
+def test_one_seed_gives_one_sequence_of_events_and_another_seed_another(given: Make, small: Small) -> None:
+    def run(seed: int) -> list[str]:
+        collected = Collected()
+        predict(small(run__seed=seed, collector__count=2), given("lognormal:1,1", "1", "0.2"), folds=[collected])
+        return [str(event) for event in collected.events]
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
