@@ -18,6 +18,7 @@ All of it is written against anyio with clock and I/O injected, so it runs on Ra
 and under virtual time alike.
 """
 
+import heapq
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -216,7 +217,8 @@ class Controller:
         rollout, run = self._config.rollout, self._config.run
         source = prompt_source(self._world.prompts, seed=run.seed, epochs=self._config.task.epochs)
         numbers = count()
-        load = {collector.name: 0 for collector in self._world.collectors}
+        # (groups granted so far, name): the next grant goes to the collector with the fewest.
+        load = sorted((0, collector.name) for collector in self._world.collectors)
         by_name = {collector.name: collector for collector in self._world.collectors}
         while True:
             # Its deadline is the front end's: without capacity coming back no batch is complete.
@@ -229,8 +231,8 @@ class Controller:
                     self.groups.changed.notify()
                     break
                 grant = Grant(next(numbers), prompt, rollout.group_size, run.seed)
-                name = min(load, key=lambda n: (load[n], n))
-                load[name] += 1
+                granted_before, name = load[0]
+                heapq.heapreplace(load, (granted_before + 1, name))
                 self.groups.dispatch(grant, name, served=self.versions.served[name], retry_of=retry_of)
                 grants.setdefault(name, []).append(grant)
             for name, granted in grants.items():

@@ -44,6 +44,7 @@ class Batch:
     reward_sum: float = 0.0
     reward_count: int = 0
     partial: bool = False
+    handed_over: bool = False
 
 
 class FrontEnd:
@@ -128,6 +129,7 @@ class FrontEnd:
 
         What falls out is dropped; with refill it is replaced, otherwise the batch goes short.
         """
+        batch.handed_over = True
         while batch.kept:
             held = await self._plane.held(self._groups.holding([j.group for j in batch.kept]))
             lost = {
@@ -252,7 +254,7 @@ class FrontEnd:
         return enough or not self._more_may_come()
 
     async def _judge(self, batch: Batch, groups: Sequence[GroupMeta]) -> None:
-        version = self._versions.next_batch
+        version = self._versions.trainer if batch.handed_over else self._versions.next_batch
         fresh = [group for group in groups if not self._is_stale(group, version)]
         context = FilterContext(trainer_version=version, step=version, seed=self._seed, statistics=self.statistics)
         judgements = {j.group.group: j for j in self._chain.judge(fresh, context)}

@@ -210,10 +210,11 @@ class Step:
     def _too_old(self, group: GroupMeta) -> tuple[list[int], list[int]]:
         """Return per sample the leading tokens over the bound, and the version of the oldest one left.
 
-        The front end lets groups over the bound through in mode `tokens` alone.
+        In mode `tokens` ages are of tokens; elsewhere a sample goes by its group's stamp, and nothing
+        is over the bound that the front end has let through.
         """
         oldest_allowed = self._versions.trainer - self._config.rollout.max_staleness
-        if group.version >= oldest_allowed:
+        if group.version >= oldest_allowed and self._config.rollout.stale_mode != "tokens":
             return [0] * group.size, [group.version] * group.size
         skipped = withheld_tokens(group, oldest_allowed)
         oldest = [

@@ -61,9 +61,7 @@ async def raw(client: Any, groups: list[dict[str, list[torch.Tensor]]], batch: i
     start = time.perf_counter()
     for names, columns in zip(keys, groups, strict=True):
         meta = await client.async_kv_retrieve_meta(keys=list(names), partition_id="raw", create=True)
-        fields = {
-            name: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for name, rows in columns.items()
-        }
+        fields = {name: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for name, rows in columns.items()}
         await client.async_put(TensorDict(fields, batch_size=SIZE), meta)
     put = time.perf_counter() - start
     start = time.perf_counter()

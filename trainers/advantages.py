@@ -27,10 +27,16 @@ def group_advantages(rewards: Sequence[float], *, baseline: Baseline, scale: Sca
         raise ValueError(f"rewards must be finite to have advantages: {list(rewards)}")
     if is_flat(rewards):
         return [0.0] * len(rewards)
+    if baseline == "mean":
+        mean, divisor = _mean_and_divisor(rewards, scale)
+        return [(reward - mean) / divisor for reward in rewards]
     out = []
     for i, reward in enumerate(rewards):
-        base = list(rewards) if baseline == "mean" else [*rewards[:i], *rewards[i + 1 :]]
-        gap = reward - statistics.fmean(base)
-        divisor = 1.0 if scale == "none" or is_flat(base) else statistics.pstdev(base)
-        out.append(gap / divisor)
+        mean, divisor = _mean_and_divisor([*rewards[:i], *rewards[i + 1 :]], scale)
+        out.append((reward - mean) / divisor)
     return out
+
+
+def _mean_and_divisor(base: Sequence[float], scale: Scale) -> tuple[float, float]:
+    divisor = 1.0 if scale == "none" or is_flat(base) else statistics.pstdev(base)
+    return statistics.fmean(base), divisor

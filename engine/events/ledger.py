@@ -30,6 +30,9 @@ class Place(StrEnum):
     IN_TRAINING = "in_training"
 
 
+_BEFORE = {Place.BUFFERED: Place.IN_FLIGHT, Place.CLAIMED: Place.BUFFERED, Place.IN_TRAINING: Place.CLAIMED}
+
+
 class Ledger:
     """Counts samples by place and by fate; raises ValueError on an event that breaks the lifecycle."""
 
@@ -111,7 +114,6 @@ class Ledger:
 
     def _move(self, group: int, place: Place) -> None:
         where, size = self._known(group)
-        order = list(Place)
-        if order.index(place) != order.index(where) + 1:
+        if _BEFORE[place] is not where:
             raise ValueError(f"group {group} cannot go from {where} to {place}")
         self._groups[group] = (place, size)

@@ -56,23 +56,23 @@ class LengthBias:
                     self.cancelled_groups += any(split_fate(fate)[1] == CANCELLED for fate in event.fates)
                     return
                 dataset, lengths = self._waiting.pop(event.group)
-                for fate, length in zip(event.fates, lengths, strict=True):
-                    self._count(dataset, fate, length)
+                for (fate, length), samples in Counter(zip(event.fates, lengths, strict=True)).items():
+                    self._count(dataset, fate, length, samples)
 
-    def _count(self, dataset: str, fate: str, length: int) -> None:
+    def _count(self, dataset: str, fate: str, length: int, samples: int) -> None:
         kind, reason = split_fate(fate)
         if reason == RUN_ENDED:
             return
         if fate != TRAINED:
-            self.wasted_tokens[f"{kind}:{reason}"] += length
-        self.generated.counts[length] += 1
+            self.wasted_tokens[f"{kind}:{reason}"] += length * samples
+        self.generated.counts[length] += samples
         if reason not in LOST_TO_AGE:
-            self.fresh.counts[length] += 1
+            self.fresh.counts[length] += samples
         generated, trained = self.by_dataset[dataset]
-        generated.counts[length] += 1
+        generated.counts[length] += samples
         if fate == TRAINED:
-            trained.counts[length] += 1
-            self.trained.counts[length] += 1
+            trained.counts[length] += samples
+            self.trained.counts[length] += samples
 
     @property
     def ratio(self) -> float | None:

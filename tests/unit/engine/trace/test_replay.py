@@ -221,7 +221,8 @@ def test_a_run_that_a_filter_ended_replays_to_the_same_end(record: Record) -> No
     assert outcome.ending.code == 1
     recording = recording_of(outcome)
     assert replay(recording, chain=Chain([RaisesOnGroup(4)])).difference is None
-    other = msgspec.structs.replace(recording.ended, reason="OSError: disk full")  # type: ignore[arg-type]
+    assert recording.ended is not None
+    other = msgspec.structs.replace(recording.ended, reason="OSError: disk full")
     found = replay(Recording([*recording.events[:-1], other]), chain=Chain([RaisesOnGroup(4)])).difference
     assert found is not None
     assert found.event.startswith("run_ended")
