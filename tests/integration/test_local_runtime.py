@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from asyncrl.engine import metrics
+
 COMMAND = Path(sys.executable).with_name("asyncrl")
 Train = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -117,7 +119,8 @@ def test_one_seed_makes_one_run(train: Train, tmp_path: Path) -> None:
                 event.pop(name, None)
             if "claim" in event:  # The claimer's name is new each time, its count is not.
                 event["claim"] = event["claim"].rpartition("/")[2]
-            for name in [name for name in event.get("metrics", {}) if name.endswith("_s")]:
+            timed = [n for n in event.get("metrics", {}) if n.endswith("_s") or n == metrics.MEASURED_IMBALANCE]
+            for name in timed:
                 del event["metrics"][name]
         logs.append(
             [e for e in events if e["type"] in ("put", "claimed", "judged", "planned", "step_ended", "settled")]
