@@ -112,6 +112,26 @@ class Trainer(Section):
     """Data-parallel ranks."""
     micro_batch_tokens: Count
     """Token budget of one micro-batch."""
+    forward_tokens: Count | None
+    """Token budget of one micro-batch in forward-only stages, which keep no activations; null: twice
+    `micro_batch_tokens`."""
+    updates_per_batch: Count
+    """Optimizer updates that share out a batch, each on samples of its own; the version grows by 1 all the same.
+    With more than one, `recompute_logprobs` is on."""
+    recompute_logprobs: bool
+    """Clip the ratio to the policy at the start of the batch, whose log-probabilities the ranks compute, and weight
+    each token by that policy over the sampler's (decoupled PPO). Off: the one ratio is to the sampler's policy."""
+    importance_cap: Annotated[float, Field(gt=0)]
+    """Those weights are truncated at this."""
+    reference_kl: Annotated[float, Field(ge=0)]
+    """Coefficient of the divergence from a frozen reference model, the weights of version 0; 0: none is kept."""
+    fetch_policy: Literal["independent", "leader", "auto"]
+    """How ranks that share one replica come by their rows: each reads; the leader reads and broadcasts; auto: leader
+    where there are such siblings."""
+    pad_to_step_length: bool
+    """Pad every forward pass of a step to one length on all ranks, where collectives need one shape."""
+    peak_flops: Annotated[float, Field(gt=0)] | None
+    """Theoretical FLOPs a second of one rank's device, for the share reached; null: by the device's name, if known."""
     packed: bool
     """Run a micro-batch as one row with a block-diagonal mask, without padding, instead of padded rows."""
     loss_normalisation: Literal["token_mean", "sequence_mean", "constant"]
@@ -156,8 +176,26 @@ class Trainer(Section):
     threads: Count
     """Torch threads of each rank."""
 
+    @property
+    def decoupled(self) -> bool:
+        """Whether the ratio is to the policy at the start of the batch, not to the sampler's."""
+        return self.recompute_logprobs or self.updates_per_batch > 1
+
+    @property
+    def forward_budget(self) -> int:
+        """Token budget of a micro-batch that keeps no activations."""
+        return self.forward_tokens or 2 * self.micro_batch_tokens
+
+    @property
+    def later_columns(self) -> int:
+        """How many columns the ranks add to each group that is trained."""
+        return self.decoupled + (self.reference_kl > 0)
+
 
 class DataPlane(Section):
+    shared_memory: str | None
+    """Directory through which processes of one host pass tensors without a copy; auto: /dev/shm where it has
+    a GiB free, else null; null: TransferQueue's storage carries them, as several hosts need."""
     storage_units: Count
     """TransferQueue storage processes."""
     capacity_rows: Count | None
@@ -229,6 +267,11 @@ class RunConfig(Section):
             raise ValueError(
                 f"trainer.micro_batch_tokens is {self.trainer.micro_batch_tokens}; it must hold a whole sample, "
                 f"more than rollout.max_new_tokens {rollout.max_new_tokens}"
+            )
+        if self.trainer.forward_budget < self.trainer.micro_batch_tokens:
+            raise ValueError(
+                f"trainer.forward_tokens is {self.trainer.forward_tokens} and trainer.micro_batch_tokens "
+                f"{self.trainer.micro_batch_tokens}; forward_tokens must be at least micro_batch_tokens, or null"
             )
         if plane.capacity_rows is not None and plane.capacity_rows < self.run_ahead_groups:
             raise ValueError(

@@ -1,5 +1,6 @@
 """Options that commands share, and how they become a checked configuration."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,6 +56,12 @@ def check_runnable(loaded: Loaded) -> None:
     from asyncrl.filters import build_chain
 
     config = loaded.config
+    memory = config.data_plane.shared_memory
+    if memory not in (None, "auto") and not os.access(memory, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"data_plane.shared_memory (from {loaded.sources['data_plane.shared_memory']}) is {memory!r}; "
+            "it must be a directory that can be written to, auto, or null"
+        )
     build_chain(config.filters, min_live=config.rollout.min_live)
     task = load_task(config.task.name, config.task.options)
     if config.model.path is not None:

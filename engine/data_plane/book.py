@@ -36,7 +36,13 @@ def column_row(row: str, column: str, writer: str) -> str:
 
 def column_row_tags(row: str, column: str, writer: str, keys: Sequence[str]) -> dict[str, Any]:
     """Build the tags of a later column's row."""
-    return {"row": column_row(row, column, writer), "of": row, "column": column, "keys": list(keys)}
+    name = column_row(row, column, writer)
+    return {"row": name, "put": uuid.uuid4().hex, "of": row, "column": column, "keys": list(keys)}
+
+
+def _holders(rows: Rows) -> dict[tuple[str, str], str]:
+    """Find, by key and later column, the row that has it."""
+    return {(key, tags["column"]): name for name, tags in rows.items() if "of" in tags for key in tags["keys"]}
 
 
 @dataclass(slots=True)
@@ -137,29 +143,32 @@ class Book:
                 freed.append(name)
         return freed
 
-    def locate(self, rows: Rows, partition: str, keys: Sequence[str], columns: Sequence[str]) -> list[str]:
-        """Return the rows to fetch so that every column of every key is there; MissingRows if not."""
+    def locate(self, rows: Rows, partition: str, keys: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
+        """Return the rows to fetch, and which put of each, so that every column of every key is there.
+
+        MissingRows if one is not.
+        """
         self.spec(rows, partition)
         gone = [key for key in keys if not self._is_there(rows, partition, key)]
         if gone:
             raise MissingRows(f"{len(gone)} of {len(keys)} keys are not in {partition!r}: {gone[:5]}")
-        fetch: dict[str, None] = {}
-        later: dict[str, list[str]] = {}
+        fetch: dict[str, str] = {}
+        holders: dict[tuple[str, str], str] | None = None
         for key in keys:
             row = row_of(key)
             for column in columns:
                 if column in rows[row]["columns"]:
-                    fetch[row] = None
+                    fetch[row] = rows[row]["put"]
                     continue
-                if row not in later:
-                    later[row] = [name for name in rows if rows[name].get("of") == row]
-                holder = next((n for n in later[row] if rows[n]["column"] == column and key in rows[n]["keys"]), None)
-                if holder is None:
+                if holders is None:
+                    holders = _holders(rows)
+                if (key, column) not in holders:
                     raise MissingRows(
                         f"{key} has no column {column!r} in {partition!r}; its group has {rows[row]['columns']}"
                     )
-                fetch[holder] = None
-        return list(fetch)
+                holder = holders[(key, column)]
+                fetch[holder] = rows[holder]["put"]
+        return fetch
 
     def clear(
         self,
@@ -168,8 +177,10 @@ class Book:
         keys: Sequence[str],
         consumer: str = "",
         fences: Mapping[str, int] | None = None,
-    ) -> list[str]:
-        """Note keys as cleared; return the rows whose last key went, for the store to delete.
+    ) -> dict[str, str]:
+        """Note keys as cleared; return the rows, and which put of each, for the store to delete.
+
+        A row goes with its last key.
 
         Keys that no row has are passed over: a second clear is a first one that finds nothing.
         """
@@ -187,8 +198,8 @@ class Book:
         for row, gone in by_row.items():
             cleared[row] = (rows[row]["put"], gone | self._cleared_keys(rows, partition, row))
         whole = [row for row in by_row if cleared[row][1].issuperset(rows[row]["keys"])]
-        later = [name for name in rows if rows[name].get("of") in whole] if whole else []
-        return whole + later
+        later = [name for name, tags in rows.items() if tags.get("of") in whole] if whole else []
+        return {name: rows[name]["put"] for name in (*whole, *later)}
 
     def consumption(self, rows: Rows, partition: str, consumer: str) -> dict[str, int]:
         """Count the groups that are whole and free, and those under a claim."""

@@ -148,8 +148,8 @@ def _column_bytes(row: str, name: str, values: Sequence[Any]) -> tuple[dict[str,
     return {"dtype": dtype, "shapes": [list(tensor.shape) for tensor in tensors]}, raw
 
 
-def pack_row(row: str, keys: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> torch.Tensor:
-    """Pack columns of one row into one uint8 tensor: header length, header, aligned data.
+def row_parts(row: str, keys: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> list[torch.Tensor]:
+    """Return the pieces of a packed row, uint8: header length, header, aligned data.
 
     The header names the row, so that a reader notices a recycled slot.
     """
@@ -167,12 +167,20 @@ def pack_row(row: str, keys: Sequence[str], columns: Mapping[str, Sequence[Any]]
     header = msgspec.msgpack.encode({"row": row, "keys": list(keys), "columns": layout})
     start = _LENGTH.pack(len(header)) + header
     start += bytes(-len(start) % _ALIGN)
-    return torch.cat([torch.frombuffer(bytearray(start), dtype=torch.uint8), *chunks])
+    return [torch.frombuffer(bytearray(start), dtype=torch.uint8), *chunks]
 
 
-def unpack_row(buffer: torch.Tensor, row: str, columns: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
+def pack_row(row: str, keys: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> torch.Tensor:
+    """Pack columns of one row into one uint8 tensor (bytes,)."""
+    return torch.cat(row_parts(row, keys, columns))
+
+
+def unpack_row(
+    buffer: torch.Tensor, row: str, columns: Sequence[str], *, copy: bool = True
+) -> tuple[list[str], dict[str, list[Any]]]:
     """Return the keys of a packed row and, per column asked for and present, one value a key.
 
+    Without `copy` the values are views of `buffer`, which must be aligned to 16 bytes.
     MissingRows if the buffer belongs to another row than `row`.
     """
     (length,) = _LENGTH.unpack(bytes(buffer[: _LENGTH.size].numpy()))
@@ -190,8 +198,9 @@ def unpack_row(buffer: torch.Tensor, row: str, columns: Sequence[str]) -> tuple[
             out[name] = layout["objects"]
             continue
         first = start + layout["at"]
+        flat = buffer[first : first + layout["bytes"]]
         # A copy a column: aligned, and it does not keep the row's whole frame alive.
-        flat = buffer[first : first + layout["bytes"]].clone().view(_DTYPES[layout["dtype"]])
+        flat = (flat.clone() if copy else flat).view(_DTYPES[layout["dtype"]])
         sizes = [int(np.prod(shape)) for shape in layout["shapes"]]
         parts = torch.split(flat, sizes)
         out[name] = [part.reshape(shape) for part, shape in zip(parts, layout["shapes"], strict=True)]

@@ -31,11 +31,13 @@ def claim_of(reply: Mapping[str, Any], *, claim_id: str, partition: str, consume
     return Claim(claim_id, partition, consumer, owner, reply["fence"], groups)
 
 
-def assemble(keys: Sequence[str], columns: Sequence[str], parts: Mapping[str, torch.Tensor]) -> dict[str, list[Any]]:
-    """Order values out of packed rows (`parts`: row name to buffer) by `keys`."""
+def assemble(
+    keys: Sequence[str], columns: Sequence[str], parts: Mapping[str, torch.Tensor], *, copy: bool = True
+) -> dict[str, list[Any]]:
+    """Order values out of packed rows (`parts`: row name to buffer) by `keys`; views of them without `copy`."""
     found: dict[str, dict[str, Any]] = {column: {} for column in columns}
     for name, buffer in parts.items():
-        row_keys, values = unpack_row(buffer, name, columns)
+        row_keys, values = unpack_row(buffer, name, columns, copy=copy)
         for column, column_values in values.items():
             found[column].update(zip(row_keys, column_values, strict=True))
     return {column: [found[column][key] for key in keys] for column in columns}

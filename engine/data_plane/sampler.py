@@ -7,7 +7,7 @@ over: TransferQueue shows a row before its tags.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from transfer_queue import BaseSampler
@@ -15,20 +15,32 @@ from transfer_queue import BaseSampler
 from asyncrl.engine.data_plane.book import Book
 from asyncrl.engine.errors import AsyncRLError
 
-PAYLOAD = "payload"
 REPLY_ROW = -1
 
 
-def tagged_rows(partition: Any, ready: list[int]) -> dict[str, Mapping[str, Any]]:
-    """Return tags by row name for the `ready` rows of a TransferQueue partition that have their own tags."""
-    names, found = partition.revert_keys_mapping, partition.custom_meta
-    rows = {}
-    for index in ready:
-        tags = found.get(index)
+class TaggedRows(Mapping[str, Mapping[str, Any]]):
+    """Tags by row name of the rows of a TransferQueue partition that have their own tags.
+
+    A view for the length of one operation. Looking up a name costs the same in any partition.
+    """
+
+    def __init__(self, partition: Any) -> None:
+        self._index: Mapping[str, int] = partition.keys_mapping
+        self._tags: Mapping[int, Mapping[str, Any]] = partition.custom_meta
+
+    def __getitem__(self, name: str) -> Mapping[str, Any]:
+        tags = self._tags.get(self._index[name])
         # A late tag write to a reused slot would show another row's tags: those count as none.
-        if tags and tags.get("row") == names.get(index):
-            rows[tags["row"]] = tags
-    return rows
+        if not tags or tags.get("row") != name:
+            raise KeyError(name)
+        return tags
+
+    def __iter__(self) -> Iterator[str]:
+        tags = self._tags
+        return iter([name for name, at in self._index.items() if at in tags and tags[at].get("row") == name])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class BookSampler(BaseSampler):  # type: ignore[misc]
@@ -56,7 +68,7 @@ class BookSampler(BaseSampler):  # type: ignore[misc]
         if partition is None:
             raise ValueError("the partition does not exist; register it first")
         try:
-            reply = self._answer(tagged_rows(partition, ready_indexes), op, arguments or {})
+            reply = self._answer(TaggedRows(partition), op, arguments or {})
         except AsyncRLError as error:
             reply = {"error": type(error).__name__, "message": str(error)}
         partition.custom_meta[REPLY_ROW] = {"reply": reply}

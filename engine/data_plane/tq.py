@@ -7,6 +7,8 @@ shortens the answer); a slot is reused after a clear, so the payload names its r
 owner may close (an attached process would kill the shared controller); its actors ask for no
 CPU (with too few, starting hangs silently).
 
+Bytes go through TransferQueue's storage or, on one host, through shared memory (payloads.py).
+
 TransferQueue unpickles what it receives, so it is for trusted networks; on one node
 everything binds to loopback (see lifecycle/environment.py).
 """
@@ -16,18 +18,20 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
 import torch
-from tensordict import TensorDict
 
 from asyncrl.engine import errors
 from asyncrl.engine.data_plane.base import Claim, Column, Consumption, Holding, Partition
-from asyncrl.engine.data_plane.book import column_row, column_row_tags, group_row_tags
-from asyncrl.engine.data_plane.codec import pack_row
+from asyncrl.engine.data_plane.book import column_row_tags, group_row_tags
+from asyncrl.engine.data_plane.codec import row_parts
 from asyncrl.engine.data_plane.local import already_there, assemble, claim_of, group_of, repeats, split_by_row
-from asyncrl.engine.data_plane.sampler import PAYLOAD, BookSampler
+from asyncrl.engine.data_plane.payloads import PAYLOAD, InSharedMemory, InTransferQueue, Payloads
+from asyncrl.engine.data_plane.sampler import BookSampler
+from asyncrl.engine.data_plane.shared_memory import SharedMemory
 from asyncrl.engine.errors import DataPlaneDown, DataPlaneError, MissingRows, Overdue, StoreFull
 from asyncrl.engine.records import GroupMeta
 
@@ -49,9 +53,11 @@ class TransferQueuePlane:
         *,
         deadline_s: float,
         closer: Callable[[], None],
+        payloads: Payloads | None = None,
         pings: Sequence[Callable[[], Awaitable[Any]]] = (),
     ) -> None:
         self._client = client
+        self._payloads = payloads or InTransferQueue()
         self._deadline_s = deadline_s
         self._closer = closer
         self._pings = pings
@@ -68,9 +74,16 @@ class TransferQueuePlane:
         start_s: float,
         capacity_rows: int | None = None,
         lease_s: float = 600.0,
+        shared_memory: Path | None = None,
     ) -> "TransferQueuePlane":
-        """Start TransferQueue on the Ray cluster this process is in, and own it."""
+        """Start TransferQueue on the Ray cluster this process is in, and own it.
+
+        With `shared_memory`, a directory that all processes of this host see, payloads go there.
+        """
+        memory = None if shared_memory is None else SharedMemory.create(shared_memory, capacity_rows)
         config = {
+            # Read by `attach`.
+            "asyncrl": {"memory": memory and str(memory.path), "capacity_rows": capacity_rows},
             "controller": {"polling_mode": True, "sampler": BookSampler(lease_s)},
             "backend": {
                 "storage_backend": "SimpleStorage",
@@ -84,8 +97,12 @@ class TransferQueuePlane:
         try:
             with anyio.fail_after(start_s):
                 await anyio.to_thread.run_sync(partial(_start_on_ray, config), abandon_on_cancel=True)
-        except TimeoutError:
-            raise Overdue(f"TransferQueue did not start within {start_s:g} s") from None
+        except BaseException as error:
+            if memory is not None:
+                memory.close()
+            if isinstance(error, TimeoutError):
+                raise Overdue(f"TransferQueue did not start within {start_s:g} s") from None
+            raise
         import transfer_queue
         from transfer_queue import interface
 
@@ -94,7 +111,13 @@ class TransferQueuePlane:
             interface._TQ_CONTROLLER.get_zmq_server_info.remote,
             *(unit.get_zmq_server_info.remote for unit in units),
         ]
-        return cls(transfer_queue.get_client(), deadline_s=deadline_s, closer=transfer_queue.close, pings=pings)
+        return cls(
+            transfer_queue.get_client(),
+            deadline_s=deadline_s,
+            closer=transfer_queue.close,
+            payloads=None if memory is None else InSharedMemory(memory),
+            pings=pings,
+        )
 
     @classmethod
     async def attach(cls, *, deadline_s: float, start_s: float) -> "TransferQueuePlane":
@@ -105,16 +128,25 @@ class TransferQueuePlane:
         try:
             with anyio.fail_after(start_s):
                 found = await anyio.to_thread.run_sync(interface._init_from_existing, abandon_on_cancel=True)
+                if not found:
+                    raise DataPlaneError("no TransferQueue runs on this Ray cluster; its owner has to start it first")
+                options = (await interface._TQ_CONTROLLER.get_config.remote())["asyncrl"]
         except TimeoutError:
             raise Overdue(f"no TransferQueue to attach to within {start_s:g} s") from None
-        if not found:
-            raise DataPlaneError("no TransferQueue runs on this Ray cluster; its owner has to start it first")
         client = transfer_queue.get_client()
-        return cls(client, deadline_s=deadline_s, closer=client.close)
+        payloads = None
+        if options["memory"] is not None:
+            payloads = InSharedMemory(SharedMemory.open(Path(options["memory"]), options["capacity_rows"]))
+        return cls(client, deadline_s=deadline_s, closer=client.close, payloads=payloads)
 
     @classmethod
     def in_process(
-        cls, *, deadline_s: float = 10.0, capacity_rows: int | None = None, lease_s: float = 600.0
+        cls,
+        *,
+        deadline_s: float = 10.0,
+        capacity_rows: int | None = None,
+        lease_s: float = 600.0,
+        shared_memory: Path | None = None,
     ) -> "TransferQueuePlane":
         """Run TransferQueue's own controller and storage in this process over loopback, without Ray."""
         import ray.util
@@ -138,13 +170,16 @@ class TransferQueuePlane:
             client.close()
             unit.shutdown()
 
-        return cls(client, deadline_s=deadline_s, closer=closer)
+        payloads = None
+        if shared_memory is not None:
+            payloads = InSharedMemory(SharedMemory.create(shared_memory, capacity_rows))
+        return cls(client, deadline_s=deadline_s, closer=closer, payloads=payloads)
 
     async def register(self, partition: Partition) -> None:
         # TransferQueue makes a partition with its first row: a row without data, gone at once.
         seed = f"register-{uuid.uuid4().hex}"
         await self._timed("register", self._client.async_kv_retrieve_meta([seed], partition.name, create=True))
-        await self._timed("register", self._delete(partition.name, [seed]))
+        await self._timed("register", self._delete(partition.name, {seed: seed}))
         spec = {
             "size": partition.group_size,
             "columns": partition.columns,
@@ -155,9 +190,8 @@ class TransferQueuePlane:
 
     async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:
         (await self._known(partition)).check_put(group, columns)
-        payload = pack_row(group.row, group.keys, columns)
-        tags = group_row_tags(group.keys, columns, group.tags)
-        await self._put_row("put", partition, payload, tags)
+        parts = row_parts(group.row, group.keys, columns)
+        await self._put_row("put", partition, parts, group_row_tags(group.keys, columns, group.tags))
 
     async def claim(
         self,
@@ -199,28 +233,29 @@ class TransferQueuePlane:
     async def read(self, partition: str, keys: Sequence[str], columns: Sequence[str]) -> dict[str, list[Any]]:
         if not keys:
             return {column: [] for column in columns}
-        names = await self._control(
+        rows = await self._control(
             "locate", partition, {"partition": partition, "keys": list(keys), "columns": list(columns)}
         )
-        if not names:
+        if not rows:
             return {}
-        return assemble(keys, columns, await self._timed("read", self._fetch(partition, names)))
+        buffers = await self._timed("read", self._payloads.fetch(self._client, partition, rows))
+        return assemble(keys, columns, buffers, copy=not self._payloads.mapped)
 
     async def write(self, partition: str, column: str, values: Mapping[str, Any], *, writer: str) -> None:
         (await self._known(partition)).check_write(column)
         there = {"partition": partition, "keys": list(values), "columns": []}
         await self._control("locate", partition, there)
-        names = []
+        rows: dict[str, str] = {}
         for row, by_key in split_by_row(values).items():
-            name = column_row(row, column, writer)
-            payload = pack_row(name, list(by_key), {column: list(by_key.values())})
-            await self._put_row("write", partition, payload, column_row_tags(row, column, writer, list(by_key)))
-            names.append(name)
+            tags = column_row_tags(row, column, writer, list(by_key))
+            parts = row_parts(tags["row"], list(by_key), {column: list(by_key.values())})
+            await self._put_row("write", partition, parts, tags)
+            rows[tags["row"]] = tags["put"]
         try:
             # A group cleared meanwhile would leave its new column behind for ever.
             await self._control("locate", partition, there)
         except MissingRows:
-            await self._timed("write", self._delete(partition, names))
+            await self._timed("write", self._delete(partition, rows))
             raise
 
     async def clear(self, partition: str, keys: Sequence[str], *, holding: Holding | None = None) -> None:
@@ -266,6 +301,7 @@ class TransferQueuePlane:
         limit = _DOWN_CLOSE_S if self._down else self._deadline_s
         with anyio.move_on_after(limit, shield=True):
             await anyio.to_thread.run_sync(self._closer, abandon_on_cancel=True)
+        self._payloads.close()
 
     async def _control(self, op: str, partition: str, arguments: dict[str, Any]) -> Any:
         """Run one operation of the book inside TransferQueue's controller."""
@@ -293,47 +329,30 @@ class TransferQueuePlane:
             )
         return self._partitions[partition]
 
-    async def _put_row(self, op: str, partition: str, payload: torch.Tensor, tags: Mapping[str, Any]) -> None:
+    async def _put_row(self, op: str, partition: str, parts: Sequence[torch.Tensor], tags: Mapping[str, Any]) -> None:
         """Write one row; whatever stops it, no ghost of the row stays behind.
 
         DataPlaneError, and the earlier row stays, if the store has a row of this name.
         """
-        name = tags["row"]
+        name, rows = tags["row"], {tags["row"]: tags["put"]}
         try:
             meta = await self._timed(
                 op, self._client.async_kv_retrieve_meta(keys=[name], partition_id=partition, create=True)
             )
-            earlier = meta.custom_meta[0] if PAYLOAD in meta.field_names else None
-            if earlier is None or repeats(earlier, tags):
-                await self._timed(op, self._store(meta, payload, tags))
+            earlier = meta.custom_meta[0]
+            if not earlier or repeats(earlier, tags):
+                await self._timed(op, self._payloads.store(self._client, meta, parts, tags))
                 return
         except BaseException as error:
             with anyio.move_on_after(_CLEANUP_S, shield=True), suppress(RuntimeError):
-                await self._delete(partition, [name])
-            if isinstance(error, DataPlaneError) and "Storage capacity exceeded" in str(error):
+                await self._delete(partition, rows)
+            if isinstance(error, StoreFull):
                 raise StoreFull(f"no room for {name}: {error}") from error
             raise
         raise already_there(name, partition, earlier)
 
-    async def _store(self, meta: Any, payload: torch.Tensor, tags: Mapping[str, Any]) -> None:
-        meta.update_custom_meta([dict(tags)])
-        fields = TensorDict({PAYLOAD: torch.nested.as_nested_tensor([payload], layout=torch.jagged)}, batch_size=1)
-        await self._client.async_put(fields, meta)
-
-    async def _fetch(self, partition: str, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        meta = await self._client.async_kv_retrieve_meta(keys=list(names), partition_id=partition, create=False)
-        if meta.size != len(names) or PAYLOAD not in meta.field_names:
-            raise MissingRows(f"{len(names) - meta.size} of {len(names)} rows vanished from {partition!r}")
-        data = await self._client.async_get_data(meta.select_fields([PAYLOAD]))
-        buffers = list(data[PAYLOAD].unbind()) if PAYLOAD in data else []
-        if len(buffers) != len(names):
-            raise MissingRows(f"asked {partition!r} for {len(names)} rows and got {len(buffers)}")
-        return dict(zip(names, buffers, strict=True))
-
-    async def _delete(self, partition: str, names: Sequence[str]) -> None:
-        meta = await self._client.async_kv_retrieve_meta(keys=list(names), partition_id=partition, create=False)
-        if meta.size:
-            await self._client.async_clear_samples(meta)
+    async def _delete(self, partition: str, rows: Mapping[str, str]) -> None:
+        await self._payloads.delete(self._client, partition, rows)
 
     async def _timed(self, op: str, call: Awaitable[Result]) -> Result:
         if self._closed:

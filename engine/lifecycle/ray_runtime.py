@@ -18,6 +18,7 @@ import structlog
 from ray.exceptions import RayActorError, RayTaskError
 
 from asyncrl.configs import RunConfig
+from asyncrl.engine.data_plane.shared_memory import shared_directory
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.errors import ActorDied, Overdue
 from asyncrl.engine.lifecycle.base import World
@@ -177,6 +178,7 @@ async def ray_world(config: RunConfig) -> AsyncIterator[World]:
                     start_s=start_s,
                     capacity_rows=config.data_plane.capacity_rows,
                     lease_s=config.data_plane.lease_s,
+                    shared_memory=shared_directory(config.data_plane.shared_memory),
                 )
                 stack.push_async_callback(plane.close)
                 log.info("TransferQueue started")

@@ -29,16 +29,19 @@ def cluster(portal: BlockingPortal) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def ray_plane(portal: BlockingPortal, cluster: None) -> Iterator[TransferQueuePlane]:
-    """The session's TransferQueue, by its owner."""
-    plane = portal.call(partial(TransferQueuePlane.start, storage_units=2, deadline_s=20, start_s=90))
+def ray_plane(
+    portal: BlockingPortal, cluster: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TransferQueuePlane]:
+    """The session's TransferQueue, by its owner; payloads in shared memory, as by default."""
+    start = partial(TransferQueuePlane.start, storage_units=2, deadline_s=20, start_s=90)
+    plane = portal.call(partial(start, shared_memory=tmp_path_factory.mktemp("memory")))
     yield plane
     portal.call(plane.close)
 
 
 @pytest.fixture(scope="session")
 def in_process_plane(portal: BlockingPortal) -> Iterator[TransferQueuePlane]:
-    """TransferQueue's own controller and storage in this process, without Ray."""
+    """TransferQueue's own controller and storage, payloads in it, in this process, without Ray."""
     plane = TransferQueuePlane.in_process(deadline_s=20)
     yield plane
     portal.call(plane.close)

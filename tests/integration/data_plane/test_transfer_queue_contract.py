@@ -1,4 +1,6 @@
-"""TransferQueuePlane keeps the contract of every data plane, in one process and on Ray."""
+"""TransferQueuePlane keeps the contract of every data plane: in one process and on Ray, with either payloads."""
+
+from pathlib import Path
 
 import pytest
 from anyio.from_thread import BlockingPortal
@@ -14,13 +16,17 @@ def test_transfer_queue_in_process_keeps_the_contract(
     portal.call(sentence, in_process_plane)
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["storage", "shared memory"])
 @pytest.mark.parametrize("sentence", FULL_STORE_CONTRACT, ids=lambda sentence: sentence.__name__)
-def test_a_full_transfer_queue_keeps_the_contract(portal: BlockingPortal, sentence: ContractTest) -> None:
-    plane = TransferQueuePlane.in_process(capacity_rows=FULL_AT_ROWS)
+def test_a_full_transfer_queue_keeps_the_contract(
+    portal: BlockingPortal, sentence: ContractTest, shared: bool, tmp_path: Path
+) -> None:
+    plane = TransferQueuePlane.in_process(capacity_rows=FULL_AT_ROWS, shared_memory=tmp_path if shared else None)
     try:
         portal.call(sentence, plane)
     finally:
         portal.call(plane.close)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("sentence", CONTRACT, ids=lambda sentence: sentence.__name__)

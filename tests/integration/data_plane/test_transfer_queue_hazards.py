@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -15,7 +16,7 @@ from tensordict import TensorDict
 from asyncrl.engine.data_plane.base import Holding
 from asyncrl.engine.data_plane.book import group_row_tags
 from asyncrl.engine.data_plane.codec import pack_row
-from asyncrl.engine.data_plane.sampler import PAYLOAD
+from asyncrl.engine.data_plane.payloads import PAYLOAD
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.errors import DataPlaneError, MissingRows, Overdue, StoreFull
 from asyncrl.engine.records import GroupMeta
@@ -155,8 +156,11 @@ def test_a_closed_plane_refuses_and_closes_again_quietly(portal: BlockingPortal)
         portal.call(plane.keys, "p")
 
 
-def test_a_failed_or_cancelled_put_leaves_no_ghost_in_transfer_queue(portal: BlockingPortal) -> None:
-    plane = TransferQueuePlane.in_process(capacity_rows=5)
+@pytest.mark.parametrize("shared", [False, True], ids=["storage", "shared memory"])
+def test_a_failed_or_cancelled_put_leaves_no_ghost_in_transfer_queue(
+    portal: BlockingPortal, shared: bool, tmp_path: Path
+) -> None:
+    plane = TransferQueuePlane.in_process(capacity_rows=5, shared_memory=tmp_path if shared else None)
 
     async def main() -> None:
         await plane.register(contract_partition("p"))
@@ -170,6 +174,7 @@ def test_a_failed_or_cancelled_put_leaves_no_ghost_in_transfer_queue(portal: Blo
                     continue
                 whole.add(group.row)
             assert await raw_rows(plane, "p") == whole
+            assert len(list(tmp_path.glob("*/*"))) == shared * (len(whole) + len(["lock"]))
         odd = contract_group(99)
         with pytest.raises(TypeError):
             await plane.put("p", odd, {TOKENS: [torch.zeros(1), torch.zeros(1, dtype=torch.int8)]})

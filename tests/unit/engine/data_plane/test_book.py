@@ -91,7 +91,7 @@ def test_the_memory_of_claim_ids_and_cleared_rows_is_bounded() -> None:
     for number in range(5000):
         row = desk.put(number)
         fences = desk.claim(1, str(number))
-        assert desk.book.clear(desk.rows, "p", sample_keys(0, number, 2), "a", fences) == [row]
+        assert list(desk.book.clear(desk.rows, "p", sample_keys(0, number, 2), "a", fences)) == [row]
         del desk.rows[row]
     assert len(desk.book._claims) == 4096
     assert len(desk.book._cleared["p"]) <= 1
@@ -181,7 +181,7 @@ class Claimers(RuleBasedStateMachine):
             keys = [self.desk.rows[row]["keys"][i] for i in samples]
             gone = self.desk.book.clear(self.desk.rows, "p", keys, consumer, {row: self.holders[(consumer, row)][1]})
             self.cleared.setdefault(row, set()).update(keys)
-            assert gone == ([row] if len(self.cleared[row]) == 2 else [])
+            assert list(gone) == ([row] if len(self.cleared[row]) == 2 else [])
             for name in gone:
                 del self.desk.rows[name]
 
