@@ -40,9 +40,15 @@ def column_row_tags(row: str, column: str, writer: str, keys: Sequence[str]) -> 
     return {"row": name, "put": uuid.uuid4().hex, "of": row, "column": column, "keys": list(keys)}
 
 
-def _holders(rows: Rows) -> dict[tuple[str, str], str]:
+def repeats(earlier: Mapping[str, Any], tags: Mapping[str, Any]) -> bool:
+    """Say whether a later column's row is the one that is there, written again."""
+    return "of" in tags and earlier.get("keys") == tags["keys"]
+
+
+def _holders(rows: Rows, columns: Sequence[str]) -> dict[tuple[str, str], str]:
     """Find, by key and later column, the row that has it."""
-    return {(key, tags["column"]): name for name, tags in rows.items() if "of" in tags for key in tags["keys"]}
+    later = [(name, tags) for name, tags in rows.items() if "of" in tags and tags["column"] in columns]
+    return {(key, tags["column"]): name for name, tags in later for key in tags["keys"]}
 
 
 @dataclass(slots=True)
@@ -98,14 +104,15 @@ class Book:
             names = [name for name, lease in leases.items() if lease.fence == known]
             return {"fence": known, "rows": {name: rows[name] for name in names}}
         later = [column for column in columns if column not in self.spec(rows, partition)["columns"]]
-        extra = self._later_columns(rows, later) if later else {}
+        holders = _holders(rows, later) if later else {}
+        cleared = self._cleared.get(partition, {})
         ready = [
             (tags["tags"]["version"], tags["tags"]["group"], name)
             for name, tags in rows.items()
             if "of" not in tags
             and name not in leases
-            and all(extra.get((name, column), set()).issuperset(tags["keys"]) for column in later)
-            and not self._cleared_keys(rows, partition, name)
+            and (name not in cleared or not self._cleared_keys(rows, partition, name))
+            and all((key, column) in holders for column in later for key in tags["keys"])
         ]
         names = [name for _, _, name in heapq.nsmallest(max_groups, ready)]
         fence = next(self._fences)
@@ -148,27 +155,21 @@ class Book:
 
         MissingRows if one is not.
         """
-        self.spec(rows, partition)
+        brought = set(self.spec(rows, partition)["columns"])
         gone = [key for key in keys if not self._is_there(rows, partition, key)]
         if gone:
             raise MissingRows(f"{len(gone)} of {len(keys)} keys are not in {partition!r}: {gone[:5]}")
-        fetch: dict[str, str] = {}
-        holders: dict[tuple[str, str], str] | None = None
+        later = [column for column in columns if column not in brought]
+        found = {row_of(key) for key in keys} if len(later) < len(columns) else set()
+        holders = _holders(rows, later) if later else {}
         for key in keys:
-            row = row_of(key)
-            for column in columns:
-                if column in rows[row]["columns"]:
-                    fetch[row] = rows[row]["put"]
-                    continue
-                if holders is None:
-                    holders = _holders(rows)
+            for column in later:
                 if (key, column) not in holders:
                     raise MissingRows(
-                        f"{key} has no column {column!r} in {partition!r}; its group has {rows[row]['columns']}"
+                        f"{key} has no column {column!r} in {partition!r}; a put brings {sorted(brought)}"
                     )
-                holder = holders[(key, column)]
-                fetch[holder] = rows[holder]["put"]
-        return fetch
+                found.add(holders[(key, column)])
+        return {name: rows[name]["put"] for name in sorted(found)}
 
     def clear(
         self,
@@ -261,11 +262,3 @@ class Book:
         ]:
             del leases[name]
         return leases
-
-    @staticmethod
-    def _later_columns(rows: Rows, columns: Sequence[str]) -> dict[tuple[str, str], set[str]]:
-        found: dict[tuple[str, str], set[str]] = {}
-        for tags in rows.values():
-            if "of" in tags and tags["column"] in columns:
-                found.setdefault((tags["of"], tags["column"]), set()).update(tags["keys"])
-        return found

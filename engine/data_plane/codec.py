@@ -4,6 +4,7 @@ The round trip is lossless: values bit by bit, dtypes and shapes, also for empty
 bfloat16, NaN and infinities. No pickle: tensors are raw bytes, objects are MessagePack.
 """
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -144,8 +145,9 @@ def _column_bytes(row: str, name: str, values: Sequence[Any]) -> tuple[dict[str,
     dtype = str(tensors[0].dtype).removeprefix("torch.")
     if dtype not in _DTYPES:
         raise TypeError(f"{row}: column {name!r} has dtype {dtype}; known are {sorted(_DTYPES)}")
-    raw = [tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
-    return {"dtype": dtype, "shapes": [list(tensor.shape) for tensor in tensors]}, raw
+    flat = torch.cat([tensor if tensor.ndim == 1 else tensor.reshape(-1) for tensor in tensors])
+    shapes = [list(tensor.shape) for tensor in tensors]
+    return {"dtype": dtype, "shapes": shapes}, [flat.detach().cpu().view(torch.uint8)]
 
 
 def row_parts(row: str, keys: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> list[torch.Tensor]:
@@ -201,7 +203,9 @@ def unpack_row(
         flat = buffer[first : first + layout["bytes"]]
         # A copy a column: aligned, and it does not keep the row's whole frame alive.
         flat = (flat.clone() if copy else flat).view(_DTYPES[layout["dtype"]])
-        sizes = [int(np.prod(shape)) for shape in layout["shapes"]]
-        parts = torch.split(flat, sizes)
-        out[name] = [part.reshape(shape) for part, shape in zip(parts, layout["shapes"], strict=True)]
+        parts = torch.split(flat, [math.prod(shape) for shape in layout["shapes"]])
+        out[name] = [
+            part if len(shape) == 1 else part.reshape(shape)
+            for part, shape in zip(parts, layout["shapes"], strict=True)
+        ]
     return header["keys"], out

@@ -13,7 +13,7 @@ import torch
 from anyio.lowlevel import checkpoint
 
 from asyncrl.engine.data_plane.base import Claim, Column, Consumption, Holding, Partition
-from asyncrl.engine.data_plane.book import Book, column_row, column_row_tags, group_row_tags
+from asyncrl.engine.data_plane.book import Book, column_row, column_row_tags, group_row_tags, repeats
 from asyncrl.engine.data_plane.codec import pack_row, unpack_row
 from asyncrl.engine.errors import DataPlaneError, StoreFull
 from asyncrl.engine.records import GroupMeta
@@ -49,11 +49,6 @@ def split_by_row(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for key, value in values.items():
         rows.setdefault(row_of(key), {})[key] = value
     return rows
-
-
-def repeats(earlier: Mapping[str, Any], tags: Mapping[str, Any]) -> bool:
-    """Say whether a later column's row is the one that is there, written again."""
-    return "of" in tags and earlier.get("keys") == tags["keys"]
 
 
 def already_there(name: str, partition: str, earlier: Mapping[str, Any]) -> DataPlaneError:

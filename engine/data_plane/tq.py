@@ -28,7 +28,7 @@ from asyncrl.engine import errors
 from asyncrl.engine.data_plane.base import Claim, Column, Consumption, Holding, Partition
 from asyncrl.engine.data_plane.book import column_row_tags, group_row_tags
 from asyncrl.engine.data_plane.codec import row_parts
-from asyncrl.engine.data_plane.local import already_there, assemble, claim_of, group_of, repeats, split_by_row
+from asyncrl.engine.data_plane.local import already_there, assemble, claim_of, group_of, split_by_row
 from asyncrl.engine.data_plane.payloads import PAYLOAD, InSharedMemory, InTransferQueue, Payloads
 from asyncrl.engine.data_plane.sampler import BookSampler
 from asyncrl.engine.data_plane.shared_memory import SharedMemory
@@ -53,11 +53,11 @@ class TransferQueuePlane:
         *,
         deadline_s: float,
         closer: Callable[[], None],
-        payloads: Payloads | None = None,
+        memory: SharedMemory | None = None,
         pings: Sequence[Callable[[], Awaitable[Any]]] = (),
     ) -> None:
         self._client = client
-        self._payloads = payloads or InTransferQueue()
+        self._payloads: Payloads = InTransferQueue(client) if memory is None else InSharedMemory(client, memory)
         self._deadline_s = deadline_s
         self._closer = closer
         self._pings = pings
@@ -115,7 +115,7 @@ class TransferQueuePlane:
             transfer_queue.get_client(),
             deadline_s=deadline_s,
             closer=transfer_queue.close,
-            payloads=None if memory is None else InSharedMemory(memory),
+            memory=memory,
             pings=pings,
         )
 
@@ -134,10 +134,10 @@ class TransferQueuePlane:
         except TimeoutError:
             raise Overdue(f"no TransferQueue to attach to within {start_s:g} s") from None
         client = transfer_queue.get_client()
-        payloads = None
+        memory = None
         if options["memory"] is not None:
-            payloads = InSharedMemory(SharedMemory.open(Path(options["memory"]), options["capacity_rows"]))
-        return cls(client, deadline_s=deadline_s, closer=client.close, payloads=payloads)
+            memory = SharedMemory.open(Path(options["memory"]), options["capacity_rows"])
+        return cls(client, deadline_s=deadline_s, closer=client.close, memory=memory)
 
     @classmethod
     def in_process(
@@ -170,16 +170,14 @@ class TransferQueuePlane:
             client.close()
             unit.shutdown()
 
-        payloads = None
-        if shared_memory is not None:
-            payloads = InSharedMemory(SharedMemory.create(shared_memory, capacity_rows))
-        return cls(client, deadline_s=deadline_s, closer=closer, payloads=payloads)
+        memory = None if shared_memory is None else SharedMemory.create(shared_memory, capacity_rows)
+        return cls(client, deadline_s=deadline_s, closer=closer, memory=memory)
 
     async def register(self, partition: Partition) -> None:
         # TransferQueue makes a partition with its first row: a row without data, gone at once.
         seed = f"register-{uuid.uuid4().hex}"
         await self._timed("register", self._client.async_kv_retrieve_meta([seed], partition.name, create=True))
-        await self._timed("register", self._delete(partition.name, {seed: seed}))
+        await self._timed("register", self._payloads.delete(partition.name, {seed: seed}))
         spec = {
             "size": partition.group_size,
             "columns": partition.columns,
@@ -238,7 +236,7 @@ class TransferQueuePlane:
         )
         if not rows:
             return {}
-        buffers = await self._timed("read", self._payloads.fetch(self._client, partition, rows))
+        buffers = await self._timed("read", self._payloads.fetch(partition, rows))
         return assemble(keys, columns, buffers, copy=not self._payloads.mapped)
 
     async def write(self, partition: str, column: str, values: Mapping[str, Any], *, writer: str) -> None:
@@ -255,7 +253,7 @@ class TransferQueuePlane:
             # A group cleared meanwhile would leave its new column behind for ever.
             await self._control("locate", partition, there)
         except MissingRows:
-            await self._timed("write", self._delete(partition, rows))
+            await self._timed("write", self._payloads.delete(partition, rows))
             raise
 
     async def clear(self, partition: str, keys: Sequence[str], *, holding: Holding | None = None) -> None:
@@ -264,7 +262,7 @@ class TransferQueuePlane:
         arguments = _arguments(holding) if holding else {"partition": partition}
         gone = await self._control("clear", partition, {**arguments, "keys": list(keys)})
         if gone:
-            await self._timed("clear", self._delete(partition, gone))
+            await self._timed("clear", self._payloads.delete(partition, gone))
 
     async def consumption(self, partition: str, consumer: str) -> Consumption:
         counts = await self._control("consumption", partition, {"partition": partition, "consumer": consumer})
@@ -334,25 +332,17 @@ class TransferQueuePlane:
 
         DataPlaneError, and the earlier row stays, if the store has a row of this name.
         """
-        name, rows = tags["row"], {tags["row"]: tags["put"]}
+        name = tags["row"]
         try:
-            meta = await self._timed(
-                op, self._client.async_kv_retrieve_meta(keys=[name], partition_id=partition, create=True)
-            )
-            earlier = meta.custom_meta[0]
-            if not earlier or repeats(earlier, tags):
-                await self._timed(op, self._payloads.store(self._client, meta, parts, tags))
-                return
+            earlier = await self._timed(op, self._payloads.put(partition, parts, tags))
         except BaseException as error:
             with anyio.move_on_after(_CLEANUP_S, shield=True), suppress(RuntimeError):
-                await self._delete(partition, rows)
+                await self._payloads.delete(partition, {name: tags["put"]})
             if isinstance(error, StoreFull):
                 raise StoreFull(f"no room for {name}: {error}") from error
             raise
-        raise already_there(name, partition, earlier)
-
-    async def _delete(self, partition: str, rows: Mapping[str, str]) -> None:
-        await self._payloads.delete(self._client, partition, rows)
+        if earlier:
+            raise already_there(name, partition, earlier)
 
     async def _timed(self, op: str, call: Awaitable[Result]) -> Result:
         if self._closed:
