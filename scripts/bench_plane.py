@@ -151,7 +151,8 @@ async def measure(given: argparse.Namespace) -> dict[str, float]:
                 await plane.register(Partition(kind, SIZE, COLUMNS, ("trainer",)))
             actor = ray.remote(num_cpus=0)(Worker)
             collector, rank = actor.remote(), actor.remote()
-            size = [await worker.attach.remote(groups, given.tokens) for worker in (collector, rank)][0]
+            size = await collector.attach.remote(groups, given.tokens)
+            await rank.attach.remote(groups, given.tokens)
             for _ in range(given.repeats):
                 for kind in ("shared", "storage", "raw"):
                     put = await collector.put.remote(kind, given.in_flight)

@@ -57,7 +57,7 @@ def check_runnable(loaded: Loaded) -> None:
 
     config = loaded.config
     memory = config.data_plane.shared_memory
-    if memory not in (None, "auto") and not os.access(memory, os.W_OK | os.X_OK):
+    if memory not in (None, "auto") and not (Path(memory).is_dir() and os.access(memory, os.W_OK | os.X_OK)):
         raise ConfigError(
             f"data_plane.shared_memory (from {loaded.sources['data_plane.shared_memory']}) is {memory!r}; "
             "it must be a directory that can be written to, auto, or null"

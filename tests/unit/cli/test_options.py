@@ -157,3 +157,12 @@ def test_a_folder_that_cannot_be_made_is_refused(command: Command, folder: Path)
 def test_an_unknown_option_or_command_is_code_2(command: Command) -> None:
     assert command("train", "--max-stalenes", "2").exit_code == 2
     assert command("trian").exit_code == 2
+
+
+def test_a_shared_memory_directory_that_cannot_be_written_to_is_refused(command: Command, folder: Path) -> None:
+    for bad in ("nowhere", "user_filters.py"):
+        result = command("train", "--set", f"data_plane.shared_memory={bad}")
+        assert result.exit_code == 2
+        assert all(words in result.stderr for words in ("data_plane.shared_memory", bad, "auto, or null"))
+    for good in ("auto", "null", str(folder)):
+        assert command("train", "--dry-run", "--set", f"data_plane.shared_memory={good}").exit_code == 0

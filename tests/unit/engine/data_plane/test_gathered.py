@@ -37,6 +37,7 @@ def test_items_that_come_during_a_call_go_together_in_the_next() -> None:
         async with anyio.create_task_group() as tasks:
             for item in range(5):
                 tasks.start_soon(ask, gathered, item, answers)
+                await anyio.sleep(0.1)
         assert call.calls == [[0], [1, 2, 3, 4]]
         assert answers == {item: 2 * item for item in range(5)}
 
