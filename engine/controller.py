@@ -1,28 +1,24 @@
 """The controller: one loop from prompts to weights, in the driver's process.
 
-    prompts ──▶ _grant ──grants──▶ collectors ──rows──▶ data plane
-                  ▲ capacity           │ messages           │ claims
-                  │                    ▼                    ▼
-    run-ahead ◀── _publish ◀─version─ _listen           _collect (front end: bound, chain)
-                  ▲                                         │ batch
-                  └──────── handle ──── _train ◀────────────┘
-                                        (plan, ranks, settle)
+    prompts ──▶ dispatcher ──grants──▶ collectors ──rows──▶ data plane
+                  ▲ capacity               │ messages           │ claims
+                  │                        ▼                    ▼
+    run-ahead ◀── publisher ◀─version── _listen             _collect (front end: bound, chain)
+                  ▲                                             │ batch
+                  └──────── handle ──────── _train ◀────────────┘
+                                            (plan, ranks, settle)
 
-_grant    produces grants; waits for run-ahead capacity, which _publish and settling give back.
-_listen   one a actor; produces put notices, failures and acknowledgements; waits on the long poll.
-_collect  produces batches; waits for put notices, and for _train to take the last batch.
-_train    produces versions; waits for a batch, and for the publish lag to be within its bound.
-_publish  produces served versions; waits for every generator's acknowledgement.
+dispatcher  produces grants; waits for run-ahead capacity, which publishing and settling give back.
+_listen     one an actor; produces put notices, failures and acknowledgements; waits on the long poll.
+_collect    produces batches; waits for put notices, and for _train to take the last batch.
+_train      produces versions; waits for a batch, and for the publish lag to be within its bound.
+publisher   produces served versions; waits for every generator's acknowledgement.
 
 All of it is written against anyio with clock and I/O injected, so it runs on Ray, in one process
 and under virtual time alike.
 """
 
-import heapq
-from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from itertools import count
 from typing import Any
 
 import anyio
@@ -31,6 +27,7 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from asyncrl.configs import RunConfig
+from asyncrl.engine.dispatcher import Dispatcher
 from asyncrl.engine.ending import (
     DATA_EXHAUSTED,
     INTERRUPTED,
@@ -44,19 +41,11 @@ from asyncrl.engine.ending import (
 from asyncrl.engine.errors import ActorDied, AsyncRLError, DataPlaneDown, GenerationError
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.progress import Progress
-from asyncrl.engine.events.types import (
-    Acknowledged,
-    BatchGivenUp,
-    BatchTaken,
-    Published,
-    PublishFailed,
-    PublishStarted,
-)
+from asyncrl.engine.events.types import Acknowledged, BatchGivenUp, BatchTaken
 from asyncrl.engine.front_end import Batch, FrontEnd
 from asyncrl.engine.groups import Groups
 from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION, Actor, World
-from asyncrl.engine.prompt_source import prompt_source
-from asyncrl.engine.records import Grant, Prompt
+from asyncrl.engine.publisher import Publisher
 from asyncrl.engine.records.fate import CANCELLED
 from asyncrl.engine.records.message import GroupFailure, Message, PutNotice, Served
 from asyncrl.engine.run_ahead import RunAhead
@@ -102,7 +91,23 @@ class Controller:
             consumer=CONSUMER,
             log=events,
             run_ahead=RunAhead(config.run_ahead_groups),
-            on_stale=self._lost_to_age,
+        )
+        self.dispatcher = Dispatcher(
+            config,
+            world.collectors,
+            world.prompts,
+            groups=self.groups,
+            versions=self.versions,
+            ended=lambda: self._ending is not None,
+        )
+        self.groups.on_stale = self.dispatcher.lost_to_age
+        self.publisher = Publisher(
+            config.trainer,
+            world.collectors,
+            groups=self.groups,
+            versions=self.versions,
+            events=events,
+            clock=clock,
         )
         self.front_end = FrontEnd(
             plane=world.plane,
@@ -121,7 +126,7 @@ class Controller:
             poll_s=config.data_plane.poll_s,
             starve_timeout_s=config.supervision.starve_timeout_s,
             lease_s=config.data_plane.lease_s,
-            more_may_come=self._more_may_come,
+            more_may_come=self.dispatcher.more_may_come,
         )
         self._step = Step(
             config=config,
@@ -136,9 +141,6 @@ class Controller:
             record=record,
         )
         self.trainer_waits_for = "start"
-        self._source_done = False
-        self._requeue: deque[tuple[int, Prompt]] = deque()
-        self.stale_prompts: Counter[int] = Counter()
         self._failures_in_a_row = 0
         self._ending: Ending | None = None
         self._collecting = anyio.CancelScope()
@@ -189,7 +191,7 @@ class Controller:
             async with anyio.create_task_group() as warming:
                 for rank in world.ranks:
                     warming.start_soon(self._warm_up, rank)
-        await self._publish_version(0, await world.ranks[0].weights())
+        await self.publisher.publish(0, await world.ranks[0].weights())
 
     async def _warm_up(self, rank: Any) -> None:
         trainer = self._config.trainer
@@ -204,76 +206,13 @@ class Controller:
     async def _work(self, tasks: TaskGroup) -> None:
         batch_out, batch_in = anyio.create_memory_object_stream[Batch](0)
         handle_out, handle_in = anyio.create_memory_object_stream[tuple[int, Any, Sequence[int]]](float("inf"))
-        tasks.start_soon(self._grant)
-        tasks.start_soon(self._publish, handle_in)
+        tasks.start_soon(self.dispatcher.run)
+        tasks.start_soon(self.publisher.run, handle_in)
         tasks.start_soon(self._collect, batch_out)
         tasks.start_soon(self.front_end.keep_claims)
         if self._config.rollout.cancel_stale:
-            tasks.start_soon(self._cancel_stale)
+            tasks.start_soon(self.dispatcher.cancel_stale)
         await self._train(batch_in, handle_out)
-
-    async def _grant(self) -> None:
-        """Dispatch prompts while there is capacity; many groups in one call to a collector."""
-        rollout, run = self._config.rollout, self._config.run
-        source = prompt_source(self._world.prompts, seed=run.seed, epochs=self._config.task.epochs)
-        numbers = count()
-        # (groups granted so far, name): the next grant goes to the collector with the fewest.
-        load = sorted((0, collector.name) for collector in self._world.collectors)
-        by_name = {collector.name: collector for collector in self._world.collectors}
-        while True:
-            # Its deadline is the front end's: without capacity coming back no batch is complete.
-            await self.groups.changed.wait_at_most(self._may_grant, self._config.supervision.starve_timeout_s)
-            grants: dict[str, list[Grant]] = {}
-            while self._may_grant():
-                retry_of, prompt = self._requeue.popleft() if self._requeue else (None, next(source, None))
-                if prompt is None:
-                    self._source_done = True
-                    self.groups.changed.notify()
-                    break
-                grant = Grant(next(numbers), prompt, rollout.group_size, run.seed)
-                granted_before, name = load[0]
-                heapq.heapreplace(load, (granted_before + 1, name))
-                self.groups.dispatch(grant, name, served=self.versions.served[name], retry_of=retry_of)
-                grants.setdefault(name, []).append(grant)
-            for name, granted in grants.items():
-                await by_name[name].grant(granted)
-
-    def _may_grant(self) -> bool:
-        waiting = len(self.groups.buffered) >= self._config.rollout.groups_per_step
-        paced = self._config.rollout.pacing and waiting
-        more = bool(self._requeue) or not self._source_done
-        return more and self.groups.run_ahead.free > 0 and not paced
-
-    def _more_may_come(self) -> bool:
-        return not self._source_done or bool(self._requeue) or bool(self.groups.in_flight)
-
-    def _lost_to_age(self, group: int, prompt: Prompt) -> None:
-        """Count a prompt whose group got too old; issue it again, as often as allowed."""
-        losses = self.stale_prompts[prompt.id] = self.stale_prompts[prompt.id] + 1
-        tries = self._config.rollout.requeue_tries
-        if losses <= tries and self._ending is None:
-            self._requeue.append((group, prompt))
-        elif losses == tries + 1 and tries:
-            log.warning("a prompt is lost to age for good", prompt=prompt.id, dataset=prompt.dataset, tries=tries)
-
-    async def _cancel_stale(self) -> None:
-        """Cancel what no batch to come could train any more, at each new version."""
-        by_name = {collector.name: collector for collector in self._world.collectors}
-        seen = -1
-        while True:
-            await self.versions.changed.wait_at_most(
-                partial(self._version_beyond, seen), self._config.supervision.starve_timeout_s
-            )
-            seen = self.versions.next_batch
-            doomed: dict[str, list[int]] = {}
-            for group in self.groups.in_flight:
-                if seen - self.groups.stamps[group] > self._config.rollout.max_staleness:
-                    doomed.setdefault(self.groups.collectors[group], []).append(group)
-            for name, groups in doomed.items():
-                await by_name[name].cancel(groups)
-
-    def _version_beyond(self, seen: int) -> bool:
-        return self.versions.next_batch > seen
 
     async def _listen(self, actor: Actor) -> None:
         limit = self._config.supervision.answer_timeout_s
@@ -361,36 +300,6 @@ class Controller:
             if run.steps is not None and self.versions.trainer >= run.steps:
                 self._end(LIMIT_STEPS)
                 return
-
-    async def _publish(self, handles: MemoryObjectReceiveStream[tuple[int, Any, Sequence[int]]]) -> None:
-        async for version, handle, groups in handles:
-            await self._publish_version(version, handle)
-            self.groups.release(groups)
-
-    async def _publish_version(self, version: int, handle: Any) -> None:
-        """Bring every generator to `version`; a failed try leaves P as it was and is repeated."""
-        trainer = self._config.trainer
-        started = self._clock()
-        self._events.append(PublishStarted(version=version))
-        for attempt in range(1, trainer.publish_tries + 1):
-            try:
-                with anyio.fail_after(trainer.publish_timeout_s):
-                    async with anyio.create_task_group() as tasks:
-                        for collector in self._world.collectors:
-                            if attempt == 1 or self.versions.served[collector.name] < version:
-                                tasks.start_soon(collector.update_weights, version, handle)
-                    while self.versions.published < version:
-                        await self.versions.changed.wait_at_most(
-                            lambda: self.versions.published >= version, trainer.publish_timeout_s
-                        )
-                break
-            except (ExceptionGroup, TimeoutError) as error:
-                cause = first_cause(error)
-                self._events.append(PublishFailed(version=version, error=repr(cause)))
-                log.warning("publish failed", version=version, attempt=attempt, error=repr(cause))
-                if attempt == trainer.publish_tries or isinstance(cause, ActorDied):
-                    raise cause from error
-        self._events.append(Published(version=version, seconds=round(self._clock() - started, 6)))
 
     def _reward_reached(self) -> bool:
         run = self._config.run

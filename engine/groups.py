@@ -53,7 +53,10 @@ def trained_fates(group: GroupMeta, trained: Iterable[int], masks: Mapping[int, 
 
 
 class Groups:
-    """Groups that have no fate yet. `changed` tells of every arrival, failure and settlement."""
+    """Groups that have no fate yet. `changed` tells of every arrival, failure and settlement.
+
+    `on_stale` is called with a group that got too old, and its prompt.
+    """
 
     def __init__(
         self,
@@ -63,7 +66,6 @@ class Groups:
         consumer: str,
         log: EventLog,
         run_ahead: RunAhead,
-        on_stale: Callable[[int, Prompt], None] = lambda group, prompt: None,
     ) -> None:
         self._plane = plane
         self._partition = partition
@@ -75,7 +77,7 @@ class Groups:
         self.claimed: dict[int, GroupMeta] = {}
         self._fences: dict[str, int] = {}
         self._prompts: dict[int, Prompt] = {}
-        self._on_stale = on_stale
+        self.on_stale: Callable[[int, Prompt], None] = lambda group, prompt: None
         self.stamps: dict[int, int] = {}
         self.collectors: dict[int, str] = {}
         self.arrivals = 0
@@ -177,7 +179,7 @@ class Groups:
         del self.stamps[group], self.collectors[group]
         self._log.append(Settled(group=group, fates=list(fates)))
         if dropped(STALE) in fates or dropped(CANCELLED) in fates:
-            self._on_stale(group, prompt)
+            self.on_stale(group, prompt)
 
     def release(self, groups: Iterable[int]) -> None:
         """Give capacity back to run-ahead, once a group."""

@@ -12,6 +12,7 @@ from asyncrl.engine.data_plane.base import Claim, DataPlane, Holding
 from asyncrl.engine.front_end import Batch, FrontEnd
 from asyncrl.engine.groups import Groups, Settlement
 from asyncrl.engine.outbox import Outbox
+from asyncrl.engine.publisher import Publisher
 from asyncrl.engine.records import Grant, GroupMeta
 from asyncrl.engine.records.keys import sample_keys
 from asyncrl.engine.records.message import GroupFailure, Message, PutNotice
@@ -150,13 +151,19 @@ class Hasty(Controller):
         self.versions.__class__ = HastyVersions
 
 
-class PaysEarly(Controller):
+class EarlyPublisher(Publisher):
     """Capacity comes back when a publish begins, not when it is acknowledged."""
 
-    async def _publish(self, handles: Any) -> None:
-        async for version, handle, groups in handles:
-            self.groups.release(groups)
-            await self._publish_version(version, handle)
+    async def run(self, trained: Any) -> None:
+        async for version, handle, groups in trained:
+            self._groups.release(groups)
+            await self.publish(version, handle)
+
+
+class PaysEarly(Controller):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.publisher.__class__ = EarlyPublisher
 
 
 class StampsLate(Collector):

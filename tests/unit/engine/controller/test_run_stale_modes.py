@@ -157,7 +157,7 @@ def test_a14_a_slow_prompt_is_issued_again_so_often_and_counted(tries: int) -> N
     assert {event.prompt for event in retries} <= {slow_prompt}
     assert issued[slow_prompt] <= 1 + tries
     assert len(retries) <= tries
-    assert outcome.controller.stale_prompts[slow_prompt] >= 1
+    assert outcome.controller.dispatcher.stale_prompts[slow_prompt] >= 1
 
 
 REASONS: list[tuple[dict[str, Any], str, str]] = [

@@ -1,0 +1,107 @@
+"""The dispatcher: prompts to grants, as run-ahead allows; prompts lost to age come again.
+
+Invariant: a group is dispatched, and takes capacity, before a collector hears of it.
+"""
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+
+import structlog
+
+from asyncrl.configs import RunConfig
+from asyncrl.engine.groups import Groups
+from asyncrl.engine.lifecycle.base import CollectorHandle
+from asyncrl.engine.prompt_source import prompt_source
+from asyncrl.engine.records import Grant, Prompt
+from asyncrl.engine.versions import Versions
+
+log = structlog.get_logger()
+
+
+class Dispatcher:
+    """Grants groups to collectors. `ended` says that the run is at its end: nothing is issued again then."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        collectors: Sequence[CollectorHandle],
+        prompts: Sequence[Prompt],
+        *,
+        groups: Groups,
+        versions: Versions,
+        ended: Callable[[], bool],
+    ) -> None:
+        self._config = config
+        self._collectors = {collector.name: collector for collector in collectors}
+        self._prompts = prompts
+        self._groups = groups
+        self._versions = versions
+        self._ended = ended
+        self._source_done = False
+        self._requeue: deque[tuple[int, Prompt]] = deque()
+        self.stale_prompts: Counter[int] = Counter()
+
+    async def run(self) -> None:
+        """Dispatch prompts while there is capacity; many groups in one call to a collector."""
+        run = self._config.run
+        source = prompt_source(self._prompts, seed=run.seed, epochs=self._config.task.epochs)
+        numbers = count()
+        # (groups granted so far, name): the next grant goes to the collector with the fewest.
+        load = sorted((0, name) for name in self._collectors)
+        while True:
+            # Its deadline is the front end's: without capacity coming back no batch is complete.
+            await self._groups.changed.wait_at_most(self._may_grant, self._config.supervision.starve_timeout_s)
+            grants: dict[str, list[Grant]] = {}
+            while self._may_grant():
+                retry_of, prompt = self._requeue.popleft() if self._requeue else (None, next(source, None))
+                if prompt is None:
+                    self._source_done = True
+                    self._groups.changed.notify()
+                    break
+                grant = Grant(next(numbers), prompt, self._config.rollout.group_size, run.seed)
+                granted_before, name = load[0]
+                heapq.heapreplace(load, (granted_before + 1, name))
+                self._groups.dispatch(grant, name, served=self._versions.served[name], retry_of=retry_of)
+                grants.setdefault(name, []).append(grant)
+            for name, granted in grants.items():
+                await self._collectors[name].grant(granted)
+
+    async def cancel_stale(self) -> None:
+        """Cancel what no batch to come could train any more, at each new version."""
+        seen = -1
+        while True:
+            await self._versions.changed.wait_at_most(
+                partial(self._version_beyond, seen), self._config.supervision.starve_timeout_s
+            )
+            seen = self._versions.next_batch
+            doomed: dict[str, list[int]] = {}
+            for group in self._groups.in_flight:
+                if seen - self._groups.stamps[group] > self._config.rollout.max_staleness:
+                    doomed.setdefault(self._groups.collectors[group], []).append(group)
+            for name, groups in doomed.items():
+                await self._collectors[name].cancel(groups)
+
+    def more_may_come(self) -> bool:
+        """Say whether another group can still arrive."""
+        return not self._source_done or bool(self._requeue) or bool(self._groups.in_flight)
+
+    def lost_to_age(self, group: int, prompt: Prompt) -> None:
+        """Count a prompt whose group got too old; issue it again, as often as allowed."""
+        losses = self.stale_prompts[prompt.id] = self.stale_prompts[prompt.id] + 1
+        tries = self._config.rollout.requeue_tries
+        if losses <= tries and not self._ended():
+            self._requeue.append((group, prompt))
+        elif losses == tries + 1 and tries:
+            log.warning("a prompt is lost to age for good", prompt=prompt.id, dataset=prompt.dataset, tries=tries)
+
+    def _may_grant(self) -> bool:
+        waiting = len(self._groups.buffered) >= self._config.rollout.groups_per_step
+        paced = self._config.rollout.pacing and waiting
+        more = bool(self._requeue) or not self._source_done
+        return more and self._groups.run_ahead.free > 0 and not paced
+
+    def _version_beyond(self, seen: int) -> bool:
+        return self._versions.next_batch > seen

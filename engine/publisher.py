@@ -1,0 +1,76 @@
+"""The publisher: new weights to every generator, and then their batch's capacity back.
+
+Invariant: a failed publish leaves what is served as it was; it is repeated, or ends the run.
+"""
+
+from collections.abc import AsyncIterable, Callable, Sequence
+from typing import Any
+
+import anyio
+import structlog
+
+from asyncrl.configs.schema import Trainer
+from asyncrl.engine.ending import first_cause
+from asyncrl.engine.errors import ActorDied
+from asyncrl.engine.events.log import EventLog
+from asyncrl.engine.events.types import Published, PublishFailed, PublishStarted
+from asyncrl.engine.groups import Groups
+from asyncrl.engine.lifecycle.base import CollectorHandle
+from asyncrl.engine.versions import Versions
+
+log = structlog.get_logger()
+
+
+class Publisher:
+    """Brings generators to the trainer's versions, one version after the other."""
+
+    def __init__(
+        self,
+        config: Trainer,
+        collectors: Sequence[CollectorHandle],
+        *,
+        groups: Groups,
+        versions: Versions,
+        events: EventLog,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._collectors = collectors
+        self._groups = groups
+        self._versions = versions
+        self._events = events
+        self._clock = clock
+
+    async def run(self, trained: AsyncIterable[tuple[int, Any, Sequence[int]]]) -> None:
+        """Publish each (version, handle on its weights, groups of its batch); release the groups."""
+        async for version, handle, groups in trained:
+            await self.publish(version, handle)
+            self._groups.release(groups)
+
+    async def publish(self, version: int, handle: Any) -> None:
+        """Bring every generator to `version`; a failed try leaves P as it was and is repeated."""
+        started = self._clock()
+        self._events.append(PublishStarted(version=version))
+        for attempt in range(1, self._config.publish_tries + 1):
+            try:
+                with anyio.fail_after(self._config.publish_timeout_s):
+                    await self._send(version, handle, again=attempt > 1)
+                break
+            except (ExceptionGroup, TimeoutError) as error:
+                cause = first_cause(error)
+                self._events.append(PublishFailed(version=version, error=repr(cause)))
+                log.warning("publish failed", version=version, attempt=attempt, error=repr(cause))
+                if attempt == self._config.publish_tries or isinstance(cause, ActorDied):
+                    raise cause from error
+        self._events.append(Published(version=version, seconds=round(self._clock() - started, 6)))
+
+    async def _send(self, version: int, handle: Any, *, again: bool) -> None:
+        """Send the weights, `again` to those alone that have not got them; wait for every acknowledgement."""
+        async with anyio.create_task_group() as tasks:
+            for collector in self._collectors:
+                if not again or self._versions.served[collector.name] < version:
+                    tasks.start_soon(collector.update_weights, version, handle)
+        while self._versions.published < version:
+            await self._versions.changed.wait_at_most(
+                lambda: self._versions.published >= version, self._config.publish_timeout_s
+            )
