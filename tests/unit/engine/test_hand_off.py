@@ -1,0 +1,132 @@
+"""The hand-off: age and claim of every kept group again, just before training."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from asyncrl.engine.data_plane.base import Partition
+from asyncrl.engine.data_plane.local import LocalPlane
+from asyncrl.engine.events.ledger import Ledger
+from asyncrl.engine.events.log import EventLog
+from asyncrl.engine.front_end import FrontEnd
+from asyncrl.engine.groups import Groups
+from asyncrl.engine.records import Grant, Prompt
+from asyncrl.engine.records.columns import COLUMNS
+from asyncrl.engine.run_ahead import RunAhead
+from asyncrl.engine.testing.plane_contract import contract_columns, contract_group
+from asyncrl.engine.testing.virtual_time import run_virtual, virtual_clock
+from asyncrl.engine.versions import Versions
+from asyncrl.filters import build_chain
+
+
+class Desk:
+    """A front end at trainer version 3 and bound 2, over groups of the versions given."""
+
+    def __init__(self, versions: Sequence[int], filters: Sequence[dict[str, object]]) -> None:
+        self.metas = [
+            contract_group(
+                number,
+                version=version,
+                prompt=number,
+                dataset="d",
+                reward=[0.0, 1.0],
+                status=["finished"] * 2,
+                cause=[None] * 2,
+                prompt_tokens=1,
+                response_tokens=[1, 1],
+                trainable_tokens=[1, 1],
+            )
+            for number, version in enumerate(versions)
+        ]
+        self.plane = LocalPlane(clock=virtual_clock)
+        self.ledger = Ledger()
+        log = EventLog(clock=virtual_clock, wall=virtual_clock, folds=[self.ledger])
+        self.groups = Groups(
+            plane=self.plane, partition="train", consumer="trainer", log=log, run_ahead=RunAhead(len(self.metas))
+        )
+        self.versions = Versions(["collector"])
+        self.versions.trainer = 3
+        self.front_end = FrontEnd(
+            plane=self.plane,
+            groups=self.groups,
+            chain=build_chain(list(filters), min_live=2),
+            versions=self.versions,
+            log=log,
+            partition="train",
+            consumer="trainer",
+            owner="driver",
+            groups_per_step=2,
+            max_staleness=2,
+            seed=0,
+            poll_s=1.0,
+            starve_timeout_s=100.0,
+            lease_s=600.0,
+            more_may_come=lambda: False,
+        )
+
+    async def put(self) -> None:
+        await self.plane.register(Partition("train", 2, COLUMNS, ("trainer",)))
+        for meta in self.metas:
+            self.groups.dispatch(Grant(meta.group, Prompt(meta.group, "1"), 2, 0), "collector", served=meta.version)
+            await self.plane.put("train", meta, dict.fromkeys(COLUMNS, contract_columns(meta)["tokens"]))
+            self.groups.arrive(meta)
+
+
+def run(
+    body: Callable[[Desk], Awaitable[None]], *, versions: Sequence[int], filters: Sequence[dict[str, object]] = ()
+) -> None:
+    async def main() -> None:
+        desk = Desk(versions, filters)
+        await desk.put()
+        await body(desk)
+
+    run_virtual(main)
+
+
+def test_a_group_that_another_owner_holds_by_now_falls_out_and_its_keys_stay_with_that_owner() -> None:
+    async def body(desk: Desk) -> None:
+        batch = await desk.front_end.next_batch()
+        lost = batch.kept[0].group
+        await desk.plane.reap("train", ["driver"])
+        other = await desk.plane.claim(
+            "train", "trainer", columns=COLUMNS, max_groups=1, owner="other", claim_id="theirs"
+        )
+        assert [group.row for group in other.groups] == [lost.row]
+        # The driver's other group was reaped too: nobody holds it.
+        await desk.front_end.hand_off(batch)
+        assert batch.kept == []
+        assert batch.drops == {"lease_lost": 2}
+        assert desk.ledger.by_reason("dropped") == {"lease_lost": 4}
+        assert set(lost.keys) <= set(await desk.plane.keys("train"))
+        assert await desk.plane.held(other.holding) == {lost.row}
+
+    run(body, versions=[3, 3])
+
+
+def test_what_became_too_old_falls_out_cleared_and_the_batch_goes_short_without_refill() -> None:
+    async def body(desk: Desk) -> None:
+        batch = await desk.front_end.next_batch()
+        desk.versions.trainer = 4
+        await desk.front_end.hand_off(batch)
+        assert [judgement.group.version for judgement in batch.kept] == [3]
+        assert batch.drops == {"stale": 1}
+        assert await desk.plane.keys("train") == list(desk.metas[1].keys)
+
+    run(body, versions=[1, 3])
+
+
+@pytest.mark.parametrize("under_way", [False, True])
+def test_a_replacement_at_hand_off_is_judged_at_the_version_it_is_trained_at(under_way: bool) -> None:
+    """The batch handed over is the one under way: V, not V + 1, is what its replacements meet."""
+
+    async def body(desk: Desk) -> None:
+        batch = await desk.front_end.next_batch()
+        assert [judgement.group.group for judgement in batch.kept] == [0, 1]
+        desk.versions.trainer = 4
+        if under_way:
+            desk.versions.hand_over()
+        await desk.front_end.hand_off(batch)
+        # Age 2 at version 4: within the bound; at 5 it would not be.
+        assert [judgement.group.group for judgement in batch.kept] == [1, 2]
+
+    run(body, versions=[1, 2, 2], filters=[{"name": "dynamic_sampling"}])
