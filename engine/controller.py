@@ -257,8 +257,10 @@ class Controller:
                         self._end(DATA_EXHAUSTED)
                         return
                     if batch.kept:
+                        self.dispatcher.batch_waits(True)
                         await out.send(batch)
                         self.versions.hand_over()
+                        self.dispatcher.batch_waits(False)
                     else:
                         log.warning("a batch without survivors is no step", batch=batch.index, drops=dict(batch.drops))
                         self.groups.release(batch.judged)

@@ -4,7 +4,7 @@ Invariant: a group is dispatched, and takes capacity, before a collector hears o
 """
 
 import heapq
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
@@ -41,8 +41,8 @@ class Dispatcher:
         self._versions = versions
         self._ended = ended
         self._source_done = False
-        self._requeue: deque[tuple[int, Prompt]] = deque()
-        self.stale_prompts: Counter[int] = Counter()
+        self._requeue: deque[Grant] = deque()
+        self._batch_waits = False
 
     async def run(self) -> None:
         """Dispatch prompts while there is capacity; many groups in one call to a collector."""
@@ -56,14 +56,17 @@ class Dispatcher:
             await self._groups.changed.wait_at_most(self._may_grant, self._config.supervision.starve_timeout_s)
             grants: dict[str, list[Grant]] = {}
             while self._may_grant():
-                retry_of, prompt = self._requeue.popleft() if self._requeue else (None, next(source, None))
+                lost = self._requeue.popleft() if self._requeue else None
+                prompt = next(source, None) if lost is None else lost.prompt
                 if prompt is None:
                     self._source_done = True
                     self._groups.changed.notify()
                     break
-                grant = Grant(next(numbers), prompt, self._config.rollout.group_size, run.seed)
+                tries = 0 if lost is None else lost.tries + 1
+                grant = Grant(next(numbers), prompt, self._config.rollout.group_size, run.seed, tries)
                 granted_before, name = load[0]
                 heapq.heapreplace(load, (granted_before + 1, name))
+                retry_of = None if lost is None else lost.group
                 self._groups.dispatch(grant, name, served=self._versions.served[name], retry_of=retry_of)
                 grants.setdefault(name, []).append(grant)
             for name, granted in grants.items():
@@ -88,17 +91,22 @@ class Dispatcher:
         """Say whether another group can still arrive."""
         return not self._source_done or bool(self._requeue) or bool(self._groups.in_flight)
 
-    def lost_to_age(self, group: int, prompt: Prompt) -> None:
-        """Count a prompt whose group got too old; issue it again, as often as allowed."""
-        losses = self.stale_prompts[prompt.id] = self.stale_prompts[prompt.id] + 1
+    def lost_to_age(self, grant: Grant) -> None:
+        """Issue again the prompt of a group that got too old, as often as allowed."""
         tries = self._config.rollout.requeue_tries
-        if losses <= tries and not self._ended():
-            self._requeue.append((group, prompt))
-        elif losses == tries + 1 and tries:
+        if grant.tries < tries and not self._ended():
+            self._requeue.append(grant)
+        elif tries:
+            prompt = grant.prompt
             log.warning("a prompt is lost to age for good", prompt=prompt.id, dataset=prompt.dataset, tries=tries)
 
+    def batch_waits(self, waits: bool) -> None:
+        """Note whether a whole batch waits for the trainer to take it."""
+        self._batch_waits = waits
+        self._groups.changed.notify()
+
     def _may_grant(self) -> bool:
-        waiting = len(self._groups.buffered) >= self._config.rollout.groups_per_step
+        waiting = self._batch_waits or len(self._groups.buffered) >= self._config.rollout.groups_per_step
         paced = self._config.rollout.pacing and waiting
         more = bool(self._requeue) or not self._source_done
         return more and self._groups.run_ahead.free > 0 and not paced

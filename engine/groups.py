@@ -21,7 +21,7 @@ from asyncrl.engine.events.types import (
     digest_written,
     written,
 )
-from asyncrl.engine.records import Grant, GroupMeta, Prompt
+from asyncrl.engine.records import Grant, GroupMeta
 from asyncrl.engine.records import group as tag
 from asyncrl.engine.records.fate import CANCELLED, RUN_ENDED, STALE, TRAINED, dropped, failed, masked
 from asyncrl.engine.records.spans import tokens_by_version
@@ -55,7 +55,7 @@ def trained_fates(group: GroupMeta, trained: Iterable[int], masks: Mapping[int, 
 class Groups:
     """Groups that have no fate yet. `changed` tells of every arrival, failure and settlement.
 
-    `on_stale` is called with a group that got too old, and its prompt.
+    `on_stale` is called with the grant of a group that got too old.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class Groups:
         self.buffered: dict[int, GroupMeta] = {}
         self.claimed: dict[int, GroupMeta] = {}
         self._fences: dict[str, int] = {}
-        self._prompts: dict[int, Prompt] = {}
-        self.on_stale: Callable[[int, Prompt], None] = lambda group, prompt: None
+        self._grants: dict[int, Grant] = {}
+        self.on_stale: Callable[[Grant], None] = lambda grant: None
         self.stamps: dict[int, int] = {}
         self.collectors: dict[int, str] = {}
         self.arrivals = 0
@@ -90,7 +90,7 @@ class Groups:
         """
         self.run_ahead.take(grant.group)
         self.in_flight[grant.group] = grant
-        self._prompts[grant.group] = grant.prompt
+        self._grants[grant.group] = grant
         self.stamps[grant.group] = served
         self.collectors[grant.group] = collector
         self._log.append(
@@ -175,11 +175,11 @@ class Groups:
 
     def _settled(self, group: int, fates: Sequence[str]) -> None:
         """Log the fates of a group, and tell of a prompt that was lost to age."""
-        prompt = self._prompts.pop(group)
+        grant = self._grants.pop(group)
         del self.stamps[group], self.collectors[group]
         self._log.append(Settled(group=group, fates=list(fates)))
         if dropped(STALE) in fates or dropped(CANCELLED) in fates:
-            self.on_stale(group, prompt)
+            self.on_stale(grant)
 
     def release(self, groups: Iterable[int]) -> None:
         """Give capacity back to run-ahead, once a group."""

@@ -23,3 +23,40 @@ PUBLISH_LAG = "staleness/publish_lag_versions"
 RUN_AHEAD = "flow/run_ahead_groups"
 POLL_HITS = "flow/slow_poll_hits"
 TRAINER_WAIT = "flow/trainer_wait_s"
+# The trainer has been shown mostly short answers of late: 1, else 0 (rollout.bias_warning).
+LENGTH_BIAS_WARNING = "staleness/length_bias_warning"
+RECENT_LENGTH_RATIO = "staleness/recent_fresh_length_ratio"
+TOKENS_LOST_TO_AGE = "staleness/lost_to_age_tokens"
+PROMPTS_LOST_HALF = "staleness/mostly_lost_prompts"
+# What a filter has done since the run began: `filters/<filter>/<figure>`, and for the counts by reason
+# `filters/<filter>/<figure>/<reason>`. A batch without survivors is no step, so these count up.
+FILTERS = "filters"
+JUDGED_GROUPS = "judged_groups"
+RESCUED_GROUPS = "rescued_groups"
+DROPPED_GROUPS = "dropped_groups"
+MASKED_SAMPLES = "masked_samples"
+JUDGING = "judging_s"
+# Of importance weights towards the sampler: as they are, as truncated, and how many were (decoupled objective).
+WEIGHT_MEAN = "train/importance_weight_mean"
+USED_WEIGHT_MEAN = "train/used_importance_weight_mean"
+TRUNCATED_FRACTION = "train/truncated_weight_fraction"
+# KL(policy ‖ reference), the k3 estimate (trainer.reference_kl).
+REFERENCE_KL_MEAN = "train/reference_kl_mean"
+UPDATES = "train/optimizer_updates"
+# Shares: of computed cost that fillers are, and of positions that hold no token.
+FILLER_FRACTION = "train/filler_fraction"
+PADDING_FRACTION = "train/padding_fraction"
+# Of the ranks' time, the share in which they wait for the slowest one.
+BUBBLE_FRACTION = "train/bubble_fraction"
+# Share of the devices' theoretical FLOPs a second that the model's FLOPs are, over the slowest rank's time.
+PEAK_FRACTION = "train/peak_flops_fraction"
+# Of the slowest rank: micro-batches alone, as measured and as predicted before the step; waiting for rows.
+RANK_SECONDS = "train/slowest_rank_s"
+PREDICTED_SECONDS = "train/predicted_slowest_rank_s"
+ROW_WAIT = "train/row_wait_s"
+# Mean over ranks of |predicted - measured| / measured seconds.
+PREDICTION_ERROR = "train/prediction_error_fraction"
+# The stages before training: log-probabilities, filters that judge by them, reference.
+FORWARD_SECONDS = "train/forward_stages_s"
+# Differ from run to run of one seed.
+TIMED_FRACTIONS = (MEASURED_IMBALANCE, BUBBLE_FRACTION, PEAK_FRACTION, PREDICTION_ERROR)

@@ -117,7 +117,8 @@ class BaseRolloutFilter(ABC):
     `stage` says when: at the claim, or `after_logprobs`, when the tags of records/gaps.py exist.
     `requires` lists the tags that must exist; they are checked before the first verdict. `taggers`
     are functions that the collector runs on each response's tokens; each writes the tag it is
-    listed under.
+    listed under. `drop_reasons` and `mask_reasons` list the reasons that it may give: they are then in the
+    metrics from the first step, at zero, and in `asyncrl filters show`; others show once they occur.
     A filter with state overrides `state_dict` and `load_state_dict`; the state is saved with
     the run.
     """
@@ -125,6 +126,8 @@ class BaseRolloutFilter(ABC):
     stage: ClassVar[str] = CLAIM
     requires: ClassVar[tuple[str, ...]] = ()
     taggers: ClassVar[Mapping[str, Tagger]] = {}
+    drop_reasons: ClassVar[tuple[str, ...]] = ()
+    mask_reasons: ClassVar[tuple[str, ...]] = ()
 
     @property
     def judges_columns(self) -> bool:
@@ -166,6 +169,7 @@ class BaseRolloutFilter(ABC):
             raise ValueError(f"filter {self.name} keeps no state, but was given {sorted(state)}")
 
 
-def parameters_of(filter_class: type[BaseRolloutFilter]) -> list[str]:
-    """Return the keyword parameters that a filter's constructor takes."""
-    return [name for name in inspect.signature(filter_class).parameters if name not in ("args", "kwargs")]
+def parameters_of(filter_class: type[BaseRolloutFilter]) -> dict[str, inspect.Parameter]:
+    """Return the named parameters of a filter's constructor, by name."""
+    loose = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {name: p for name, p in inspect.signature(filter_class).parameters.items() if p.kind not in loose}

@@ -14,12 +14,12 @@ from typing import Any
 
 from asyncrl.engine.errors import FilterError, TagError
 from asyncrl.engine.records import GroupMeta
-from asyncrl.engine.records.fate import FEW_LIVE
+from asyncrl.engine.records.fate import FEW_LIVE, NAN_REWARD, NO_TOKENS
 from asyncrl.filters.base import AFTER_LOGPROBS, CLAIM, BaseRolloutFilter, FilterContext
 from asyncrl.filters.columns import GroupColumns
 from asyncrl.filters.dynamic_sampling import DynamicSampling, Refill
 from asyncrl.filters.taggers import Tagger
-from asyncrl.filters.verdicts import FRONT_END, FilterStats, Judgement, Verdicts, check_column_verdict
+from asyncrl.filters.verdicts import FRONT_END, FilterStats, Judgement, Verdicts, check_column_verdict, namespaced
 
 # What Python and NumPy say when somebody writes to what a filter was given.
 _READ_ONLY = ("mappingproxy", "read-only", "does not support item assignment")
@@ -39,11 +39,20 @@ class Chain:
         self._min_live = min_live
         self._clock = clock or (lambda: 0.0)
         self.stats = {name: FilterStats() for name in (FRONT_END, *(f.name for f in self.filters))}
+        self.stats[FRONT_END].drop_reasons |= {FEW_LIVE}
+        self.stats[FRONT_END].mask_reasons |= {NAN_REWARD, NO_TOKENS}
+        for f in self.filters:
+            self.stats[f.name].drop_reasons |= {namespaced(f.name, reason) for reason in f.drop_reasons}
+            self.stats[f.name].mask_reasons |= {namespaced(f.name, reason) for reason in f.mask_reasons}
 
     @property
     def refill(self) -> Refill | None:
         """The refill that a `dynamic_sampling` in the chain asks for, if any."""
         return next((f.refill for f in self.filters if isinstance(f, DynamicSampling)), None)
+
+    def metrics(self) -> dict[str, float]:
+        """Return what each filter has done so far, by metric name."""
+        return {name: n for filter_, stats in self.stats.items() for name, n in stats.metrics(filter_).items()}
 
     @property
     def taggers(self) -> dict[str, Tagger]:
@@ -76,6 +85,7 @@ class Chain:
         """Judge groups of one size; like `judge`, with the answer in columns."""
         self._check_required(groups, CLAIM)
         verdicts = Verdicts(GroupColumns(groups))
+        self.stats[FRONT_END].judged += len(groups)
         verdicts.mask_unusable(self.stats[FRONT_END])
         self._drop_few_live(verdicts)
         return self._ask_all(verdicts, context, CLAIM)
@@ -136,4 +146,4 @@ class Chain:
 
     def _drop_few_live(self, verdicts: Verdicts) -> None:
         few = verdicts.columns.live.sum(axis=1) < self._min_live
-        verdicts.drop(FEW_LIVE, FRONT_END, few, self.stats[FRONT_END])
+        verdicts.drop(FEW_LIVE, FRONT_END, few, self.stats[FRONT_END], liftable=False)

@@ -60,8 +60,11 @@ class GroupColumns:
             except KeyError:
                 rows = [group.group_tag(name) for group in self.groups]
             try:
+                # NumPy would take the text "1" for a number.
+                if str in set(map(type, chain.from_iterable(rows))):
+                    raise TypeError
                 flat = np.fromiter(chain.from_iterable(rows), dtype=np.float64, count=self.n * self.size)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 flat = np.array(
                     [
                         _number(key, name, value)
@@ -108,9 +111,12 @@ class GroupColumns:
 def _number(key: str, name: str, value: Any) -> float:
     if value is None:
         return np.nan
-    if isinstance(value, str):
-        raise TagError(f"{key}: tag {name!r} is {value!r}; a finite number is needed")
-    return float(value)
+    try:
+        if not isinstance(value, str):
+            return float(value)
+    except (TypeError, OverflowError):
+        pass
+    raise TagError(f"{key}: tag {name!r} is {value!r}; a finite number is needed")
 
 
 @dataclass(frozen=True, slots=True)

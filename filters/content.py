@@ -16,6 +16,8 @@ class Repetition(BaseRolloutFilter):
     The measure is the share of n-grams of length `ngram` that occurred before in the response.
     """
 
+    mask_reasons = ("repetition",)
+
     def __init__(self, max_share: float = 0.5, ngram: int = 4, keep_reward: bool = True) -> None:
         if not 0 <= max_share < 1:
             raise ValueError(f"max_share is {max_share}; it must be in [0, 1)")
@@ -38,12 +40,14 @@ class Repetition(BaseRolloutFilter):
 
 
 class Duplicate(BaseRolloutFilter):
-    """Mask (reason `duplicate`) responses equal to an earlier one of their group.
+    """Mask (reason `duplicate`) responses equal to an earlier one of their group that is trained.
 
-    With `min_distinct`, drop (reason `few_distinct`) groups with fewer different responses.
+    With `min_distinct`, drop (reason `few_distinct`) groups with fewer different live responses.
     """
 
     requires = (RESPONSE_HASH,)
+    drop_reasons = ("few_distinct",)
+    mask_reasons = ("duplicate",)
     taggers: ClassVar[Mapping[str, Tagger]] = {RESPONSE_HASH: response_hash}
 
     def __init__(self, min_distinct: int | None = None, keep_reward: bool = True) -> None:
@@ -58,12 +62,12 @@ class Duplicate(BaseRolloutFilter):
 
     def judge(self, group: GroupView, context: FilterContext) -> Verdict:
         hashes = group.tag(RESPONSE_HASH)
+        if self._min_distinct is not None and len({hashes[i] for i in group.live}) < self._min_distinct:
+            return drop("few_distinct")
         seen: set[int] = set()
         repeated = []
-        for i in group.live:
+        for i in group.trained:
             if hashes[i] in seen:
                 repeated.append(i)
             seen.add(hashes[i])
-        if self._min_distinct is not None and len(seen) < self._min_distinct:
-            return drop("few_distinct")
         return mask(repeated, "duplicate", keep_reward=self._keep_reward) if repeated else keep()

@@ -9,14 +9,14 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import numpy as np
-
 from asyncrl.engine.records.group import REWARD
 from asyncrl.filters.base import BaseRolloutFilter, FilterContext, GroupView
 from asyncrl.filters.columns import ColumnVerdict, GroupColumns
 from asyncrl.filters.verdict import Verdict, drop, keep
 
 OnExhausted = Literal["error", "train_partial", "wait"]
+
+_NOISE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,12 @@ class Refill:
 class DynamicSampling(BaseRolloutFilter):
     """Drop (reason `out_of_band`) when the mean of `tag` over live samples is outside [low, high].
 
+    A mean that misses a bound by float noise alone (a relative 1e-9) is inside.
     `max_attempts` bounds a batch; then `on_exhausted`: `error`; `train_partial`, with what was
     kept; or `wait`, go on with a warning at each further attempt.
     """
+
+    drop_reasons = ("out_of_band",)
 
     def __init__(
         self,
@@ -51,8 +54,9 @@ class DynamicSampling(BaseRolloutFilter):
                 raise ValueError(f"{name} is {bound!r}; it must be a finite number, or null for no bound")
         if low is not None and high is not None and low > high:
             raise ValueError(f"low is {low} and high {high}; low must be at most high")
-        self._low = low
-        self._high = high
+        # The mean of eight rewards of 0.1 is under 0.1 in floats; sums in another order differ as well.
+        self._low = -math.inf if low is None else low - _NOISE * abs(low)
+        self._high = math.inf if high is None else high + _NOISE * abs(high)
         self._tag = tag
         self.requires = (tag,)  # type: ignore[misc]
         self.refill = Refill(max_attempts, on_exhausted)
@@ -61,19 +65,19 @@ class DynamicSampling(BaseRolloutFilter):
     def name(self) -> str:
         return "dynamic_sampling"
 
+    @property
+    def _is_open(self) -> bool:
+        return self._low == -math.inf and self._high == math.inf
+
     def judge(self, group: GroupView, context: FilterContext) -> Verdict:
-        if self._low is None and self._high is None:
+        if self._is_open:
             return keep()
         values = group.live_values(self._tag)
         mean = sum(values) / len(values)
-        below = self._low is not None and mean < self._low
-        above = self._high is not None and mean > self._high
-        return drop("out_of_band") if below or above else keep()
+        return keep() if self._low <= mean <= self._high else drop("out_of_band")
 
     def judge_columns(self, groups: GroupColumns, context: FilterContext) -> ColumnVerdict:
-        if self._low is None and self._high is None:
+        if self._is_open:
             return ColumnVerdict()
         means = groups.live_means(groups.live_numbers(self._tag))
-        low = -np.inf if self._low is None else self._low
-        high = np.inf if self._high is None else self._high
-        return ColumnVerdict(drops={"out_of_band": (means < low) | (means > high)})
+        return ColumnVerdict(drops={"out_of_band": (means < self._low) | (means > self._high)})

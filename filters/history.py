@@ -1,5 +1,6 @@
 """Filters that look back: how hard a prompt has been, and how much of a dataset has come through."""
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,14 +13,16 @@ class Difficulty(BaseRolloutFilter):
     """Drop groups of prompts whose mean reward over the run so far is outside [low, high].
 
     Reasons `too_hard` and `too_easy`. A prompt is judged only after `min_groups` groups; a share
-    `explore` of what would be dropped passes, so that a prompt can leave its pool again.
+    `explore` of what would be dropped passes, so that a prompt can leave its pool again. The default
+    band drops nothing whose rewards are in [0, 1]: give `low`, `high` or both.
     """
 
     requires = (PROMPT,)
+    drop_reasons = ("too_hard", "too_easy")
 
     def __init__(self, low: float = 0.0, high: float = 1.0, min_groups: int = 2, explore: float = 0.1) -> None:
-        if low > high:
-            raise ValueError(f"low is {low} and high {high}; low must be at most high")
+        if not low <= high:
+            raise ValueError(f"low is {low} and high {high}; both must be numbers, and low at most high")
         if min_groups < 1:
             raise ValueError(f"min_groups is {min_groups}; it must be at least 1")
         if not 0 <= explore <= 1:
@@ -44,13 +47,14 @@ class Difficulty(BaseRolloutFilter):
 
 
 class Quota(BaseRolloutFilter):
-    """Drop (reason `over_quota`) groups of a dataset beyond its share of what this chain keeps.
+    """Drop (reason `over_quota`) groups of a dataset beyond its share of what passes this filter.
 
-    `shares` maps dataset to its largest share, in (0, 1]; others are free. The count of the last
-    `window` groups that passed is the state.
+    `shares` maps dataset to its largest share, in (0, 1]; others are free. The datasets of the last
+    `window` groups that passed are the state. Put it last: what a later filter drops has used its share.
     """
 
     requires = (DATASET,)
+    drop_reasons = ("over_quota",)
 
     def __init__(self, shares: Mapping[str, float], window: int = 256) -> None:
         bad = {name: share for name, share in shares.items() if not 0 < share <= 1}
@@ -60,7 +64,7 @@ class Quota(BaseRolloutFilter):
             raise ValueError(f"window is {window}; it must be at least 1")
         self._shares = dict(shares)
         self._window = window
-        self._passed: list[str] = []
+        self._passed: deque[str] = deque(maxlen=window)
 
     @property
     def name(self) -> str:
@@ -70,14 +74,17 @@ class Quota(BaseRolloutFilter):
         dataset = group.meta.dataset
         share = self._shares.get(dataset)
         if share is not None:
-            allowed = max(1.0, share * (len(self._passed) + 1))
-            if self._passed.count(dataset) + 1 > allowed:
+            # With this group the window holds one more, unless it is full and loses its oldest.
+            full = len(self._passed) == self._window
+            size = len(self._passed) + (not full)
+            others = self._passed.count(dataset) - (full and self._passed[0] == dataset)
+            if others + 1 > max(1.0, share * size):
                 return drop("over_quota")
-        self._passed = [*self._passed, dataset][-self._window :]
+        self._passed.append(dataset)
         return keep()
 
     def state_dict(self) -> dict[str, Any]:
         return {"passed": list(self._passed)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._passed = list(state["passed"])
+        self._passed = deque(state["passed"], maxlen=self._window)

@@ -9,12 +9,13 @@ class ImportanceOutliers(BaseRolloutFilter):
     """Mask (reason `importance_outliers`) samples whose log-probabilities disagree too much.
 
     `max_log_ratio` bounds the largest |log π_trainer - log π_sampler| of any token, and
-    `max_mean_log_ratio` the size of the mean over the response (the sequence-level error). With
-    `keep_reward` their rewards still count.
+    `max_mean_log_ratio` the size of the mean over the response (the sequence-level error). A ratio that is
+    NaN is over any limit. With `keep_reward` their rewards still count.
     """
 
     stage = AFTER_LOGPROBS
     requires = (LOG_RATIO_MAX, LOG_RATIO_MEAN)
+    mask_reasons = ("importance_outliers",)
 
     def __init__(
         self, max_log_ratio: float | None = 5.0, max_mean_log_ratio: float | None = None, keep_reward: bool = True
@@ -37,6 +38,6 @@ class ImportanceOutliers(BaseRolloutFilter):
         bad = [
             i
             for i in group.trained
-            if largest[i] is not None and (largest[i] > self._max or abs(means[i]) > self._mean)
+            if largest[i] is not None and not (largest[i] <= self._max and abs(means[i]) <= self._mean)
         ]
         return mask(bad, "importance_outliers", keep_reward=self._keep_reward) if bad else keep()

@@ -10,10 +10,14 @@ class Length(BaseRolloutFilter):
     """Drop (reasons `too_long`, `too_short`) groups with a live response outside [min_tokens, max_tokens]."""
 
     requires = (RESPONSE_TOKENS,)
+    drop_reasons = ("too_long", "too_short")
 
     def __init__(self, min_tokens: int | None = None, max_tokens: int | None = None) -> None:
         if min_tokens is None and max_tokens is None:
             raise ValueError("give min_tokens or max_tokens")
+        for name, limit in (("min_tokens", min_tokens), ("max_tokens", max_tokens)):
+            if limit is not None and limit < 0:
+                raise ValueError(f"{name} is {limit}; it must be at least 0")
         if min_tokens is not None and max_tokens is not None and min_tokens > max_tokens:
             raise ValueError(f"min_tokens is {min_tokens} and max_tokens {max_tokens}; min must be at most max")
         self._low = -1 if min_tokens is None else min_tokens
@@ -43,6 +47,7 @@ class Overlong(BaseRolloutFilter):
     """
 
     requires = (RESPONSE_TOKENS, STATUS)
+    mask_reasons = ("overlong",)
 
     def __init__(self, max_tokens: int | None = None, keep_reward: bool = True) -> None:
         if max_tokens is not None and max_tokens < 1:
@@ -68,6 +73,7 @@ class Truncated(BaseRolloutFilter):
     """Drop (reason `truncated`) groups in which more than `max_share` of the samples were cut by the limit."""
 
     requires = (STATUS,)
+    drop_reasons = ("truncated",)
 
     def __init__(self, max_share: float = 0.5) -> None:
         if not 0 <= max_share < 1:
@@ -80,4 +86,4 @@ class Truncated(BaseRolloutFilter):
 
     def judge(self, group: GroupView, context: FilterContext) -> Verdict:
         cut = sum(status == TRUNCATED for status in group.tag(STATUS))
-        return drop("truncated") if cut > self._max_share * group.size else keep()
+        return drop("truncated") if cut / group.size > self._max_share else keep()

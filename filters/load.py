@@ -2,9 +2,14 @@
 
 import difflib
 import inspect
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
 
 from asyncrl.configs.objects import load_object
 from asyncrl.engine.errors import ConfigError
@@ -64,16 +69,49 @@ def build_filter(entry: Mapping[str, Any]) -> BaseRolloutFilter:
     name = entry["name"]
     parameters = {key: value for key, value in entry.items() if key != "name"}
     filter_class = load_class(name)
-    known = parameters_of(filter_class)
-    for key in parameters:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f"; it has {', '.join(known) or 'none'}"
-            raise ConfigError(f"filter {name} has no parameter {key!r}{hint}")
+    _check_parameters(name, filter_class, parameters)
     try:
         return filter_class(**parameters)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"filter {name}: {error}") from error
+
+
+def _check_parameters(name: str, filter_class: type[BaseRolloutFilter], parameters: Mapping[str, Any]) -> None:
+    """Check names and, where they are annotated, types, by the constructor's signature; ConfigError if not."""
+    known = parameters_of(filter_class)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(filter_class).parameters.values())
+    for key in parameters:
+        if key not in known and not takes_any:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else f"; it has {', '.join(known) or 'none'}"
+            raise ConfigError(f"filter {name} has no parameter {key!r}{hint}")
+    required = [key for key, p in known.items() if p.default is p.empty and key not in parameters]
+    if required:
+        raise ConfigError(f"filter {name} needs {', '.join(required)}; asyncrl filters show {name} explains it")
+    try:
+        hints = get_type_hints(filter_class.__init__)
+    except NameError:  # An annotation of a name that exists for type checkers only.
+        return
+    for key, value in parameters.items():
+        if key in hints and not _fits(value, hints[key]):
+            raise ConfigError(f"filter {name}: {key} is {value!r}; it must be {written_type(hints[key])}")
+
+
+def written_type(hint: Any) -> str:
+    """Write a type as a reader of YAML would."""
+    return re.sub(r"\b(collections\.abc|typing)\.", "", inspect.formatannotation(hint)).replace("None", "null")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Say whether a YAML value is of a type, as written: no text for a number, no true for 1."""
+    try:
+        # By way of JSON, where a list may stand for a tuple.
+        TypeAdapter(hint).validate_json(json.dumps(value), strict=True)
+    except ValidationError:
+        return False
+    except (PydanticUserError, TypeError):  # No type of YAML; the constructor has the word.
+        return True
+    return True
 
 
 def flatten_chain(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -95,4 +133,11 @@ def build_chain(
     entries: Sequence[Mapping[str, Any]], *, min_live: int, clock: Callable[[], float] | None = None
 ) -> Chain:
     """Build the chain that a configuration lists."""
-    return Chain([build_filter(entry) for entry in flatten_chain(entries)], min_live=min_live, clock=clock)
+    filters = [build_filter(entry) for entry in flatten_chain(entries)]
+    refills = {f.refill for f in filters if isinstance(f, DynamicSampling)}
+    if len(refills) > 1:
+        raise ConfigError(
+            "filters: dynamic_sampling is there more than once with different max_attempts or on_exhausted; "
+            "a batch has one budget, so give all of them the same"
+        )
+    return Chain(filters, min_live=min_live, clock=clock)

@@ -12,6 +12,7 @@ class FiniteReward(BaseRolloutFilter):
     """
 
     requires = (REWARD, STATUS)
+    drop_reasons = ("nan_reward",)
 
     @property
     def name(self) -> str:
@@ -28,6 +29,7 @@ class MinLive(BaseRolloutFilter):
     """
 
     requires = (REWARD, STATUS)
+    drop_reasons = ("failed_siblings",)
 
     def __init__(self, samples: int) -> None:
         if samples < 2:

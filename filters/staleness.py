@@ -24,6 +24,7 @@ class Staleness(BaseRolloutFilter):
     """
 
     requires = (VERSION, DATASET)
+    drop_reasons = ("stale", "stale_tokens")
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class Staleness(BaseRolloutFilter):
         for name, limit in limits.items():
             if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
                 raise ValueError(f"{name} is {limit!r}; it must be an integer of at least 0")
-        if max_mean_token_age is not None and max_mean_token_age < 0:
+        if max_mean_token_age is not None and not max_mean_token_age >= 0:
             raise ValueError(f"max_mean_token_age is {max_mean_token_age}; it must be at least 0")
         self._max_age = max_age
         self._by_dataset = dict(max_age_by_dataset or {})

@@ -1,6 +1,5 @@
 """What the run has seen so far, for filters that look back: rewards by prompt and by dataset."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,16 +24,19 @@ class Tally:
 
 
 class RunningStatistics:
-    """Tallies by prompt and dataset of all groups judged, updated after each judgement."""
+    """Tallies by prompt and dataset of all groups judged, updated after each judgement; a prompt not seen has none."""
 
     def __init__(self) -> None:
-        self.prompts: defaultdict[int, Tally] = defaultdict(Tally)
-        self.datasets: defaultdict[str, Tally] = defaultdict(Tally)
+        self.prompts: dict[int, Tally] = {}
+        self.datasets: dict[str, Tally] = {}
 
     def update(self, groups: Iterable[GroupMeta]) -> None:
         for group in groups:
             rewards = [r for r in group.rewards if r is not None and is_live_reward(r)]
-            for tally in (self.prompts[group.prompt], self.datasets[group.dataset]):
+            for tally in (
+                self.prompts.setdefault(group.prompt, Tally()),
+                self.datasets.setdefault(group.dataset, Tally()),
+            ):
                 tally.groups += 1
                 tally.samples += len(rewards)
                 tally.rewards += sum(rewards)
@@ -46,5 +48,5 @@ class RunningStatistics:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.prompts = defaultdict(Tally, {int(k): Tally(*v) for k, v in state["prompts"].items()})
-        self.datasets = defaultdict(Tally, {k: Tally(*v) for k, v in state["datasets"].items()})
+        self.prompts = {int(k): Tally(*v) for k, v in state["prompts"].items()}
+        self.datasets = {k: Tally(*v) for k, v in state["datasets"].items()}

@@ -17,15 +17,18 @@ import numpy as np
 
 from asyncrl.engine.errors import FilterError, TagError
 from asyncrl.engine.records import GroupMeta
+from asyncrl.engine.records.fate import FEW_LIVE, NAN_REWARD, NO_TOKENS
 from asyncrl.engine.records.group import FAILED, FINISHED, TRUNCATED
 from asyncrl.engine.records.keys import sample_keys
 from asyncrl.filters.base import BaseRolloutFilter, FilterContext, GroupView
 from asyncrl.filters.chain import Chain
-from asyncrl.filters.verdicts import Judgement
+from asyncrl.filters.verdict import Verdict
+from asyncrl.filters.verdicts import Judgement, namespaced
 
 TRAINER_VERSION = 10
 _MANY = 2000
 _MAX_REASONS = 32
+_FRONT_END_REASONS = {FEW_LIVE, NAN_REWARD, NO_TOKENS}
 
 
 class FilterContractError(AssertionError):
@@ -99,6 +102,7 @@ def check_filter(
     _check_state(make, groups)
     _check_sizes(make, tags)
     _check_columns(make, groups)
+    _check_reasons(make, groups)
     _check_required(make, groups[0])
 
 
@@ -219,26 +223,48 @@ def _check_sizes(make: Callable[[], BaseRolloutFilter], tags: Callable[[GroupMet
 
 
 def _check_columns(make: Callable[[], BaseRolloutFilter], groups: Sequence[GroupMeta]) -> None:
-    """`judge_columns`, where there is one, says what `judge` says."""
+    """`judge_columns`, where there is one, says what `judge` says: the same drops, masks and live samples."""
     filter_ = make()
     if not filter_.judges_columns:
         return
-    plain = make()
-    by_column = _judged(filter_, groups)
-    one_by_one: list[tuple[str | None, tuple[int, ...]] | None] = []
-    for group in groups:
-        view = GroupView.of(group)
-        if len(view.live) < 2:
-            one_by_one.append(None)
-            continue
-        verdict = plain.judge(view, make_context())
-        one_by_one.append((verdict.reason if verdict.kind == "drop" else None, tuple(sorted(verdict.samples))))
-    for group, columns, alone in zip(groups, by_column, one_by_one, strict=True):
-        if alone is None:
-            continue
-        dropped = columns[0].rpartition("/")[2] if columns[0] else None
-        if dropped != alone[0]:
-            raise _fail(filter_, f"judge_columns says {dropped!r} of {group.row}, judge says {alone[0]!r}")
+    pairs = zip(groups, _judged(filter_, groups), _judged(_OneByOne(make()), groups), strict=True)
+    for group, by_column, alone in pairs:
+        for what, columns, single in zip(("dropped", "masked", "live", "trained"), by_column, alone, strict=True):
+            if columns != single:
+                raise _fail(filter_, f"judge_columns says {columns!r} of {group.row} ({what}), judge says {single!r}")
+
+
+class _OneByOne(BaseRolloutFilter):
+    """Has another filter judge group by group, without its columns."""
+
+    def __init__(self, filter_: BaseRolloutFilter) -> None:
+        self._filter = filter_
+        self.stage = filter_.stage  # type: ignore[misc]
+        self.requires = filter_.requires  # type: ignore[misc]
+
+    @property
+    def name(self) -> str:
+        return self._filter.name
+
+    def judge(self, group: GroupView, context: FilterContext) -> Verdict:
+        return self._filter.judge(group, context)
+
+
+def _check_reasons(make: Callable[[], BaseRolloutFilter], groups: Sequence[GroupMeta]) -> None:
+    """A filter that declares its reasons gives no other."""
+    filter_ = make()
+    judged = _judged(filter_, groups)
+    dropped = {reason for reason, *_ in judged if reason}
+    masked = {reason for _, masks, *_ in judged for _, reason in masks}
+    for kind, given, declared in (
+        ("drop_reasons", dropped, filter_.drop_reasons),
+        ("mask_reasons", masked, filter_.mask_reasons),
+    ):
+        if not (isinstance(declared, tuple) and all(isinstance(reason, str) for reason in declared)):
+            raise _fail(filter_, f"{kind} is {declared!r}; it must be a tuple of words")
+        allowed = {namespaced(filter_.name, reason) for reason in declared} | _FRONT_END_REASONS
+        if declared and not given <= allowed:
+            raise _fail(filter_, f"gave {sorted(given - allowed)}; {kind} is {declared!r}")
 
 
 def _check_required(make: Callable[[], BaseRolloutFilter], group: GroupMeta) -> None:

@@ -1,7 +1,7 @@
 """The state of a judgement of many groups, in columns: who is open, live, masked, dropped, and why."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.engine.errors import FilterError
+from asyncrl.engine.metrics import DROPPED_GROUPS, FILTERS, JUDGED_GROUPS, JUDGING, MASKED_SAMPLES, RESCUED_GROUPS
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.fate import NAN_REWARD, NO_TOKENS
 from asyncrl.filters.base import BaseRolloutFilter, GroupView
@@ -21,7 +22,10 @@ FRONT_END = "front_end"
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The chain's word on one group. `masked` maps sample index to reason; `live` as in GroupView."""
+    """The chain's word on one group. `masked` maps sample index to reason; `live` as in GroupView.
+
+    `rescued` holds the reasons for which no later filter can drop it.
+    """
 
     group: GroupMeta
     dropped: str | None
@@ -29,17 +33,38 @@ class Judgement:
     masked: Mapping[int, str]
     live: tuple[int, ...]
     trained: tuple[int, ...]
+    rescued: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
 class FilterStats:
-    """What one filter has done: groups judged and dropped, samples masked, by reason; seconds taken."""
+    """What one filter has done: groups judged and dropped, samples masked, by reason; seconds taken.
+
+    `drop_reasons` and `mask_reasons` are those to show in the metrics before they occur.
+    """
 
     judged: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     masked: Counter[str] = field(default_factory=Counter)
     rescued: int = 0
     seconds: float = 0.0
+    drop_reasons: set[str] = field(default_factory=set)
+    mask_reasons: set[str] = field(default_factory=set)
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """Return the figures of filter `name` so far, by metric; each reason by its last word."""
+        kinds = ((DROPPED_GROUPS, self.dropped, self.drop_reasons), (MASKED_SAMPLES, self.masked, self.mask_reasons))
+        by_reason = {
+            f"{kind}/{reason.removeprefix(f'{name}/')}": float(counts[reason])
+            for kind, counts, expected in kinds
+            for reason in sorted(expected | counts.keys())
+        }
+        figures = {
+            JUDGED_GROUPS: float(self.judged),
+            RESCUED_GROUPS: float(self.rescued),
+            JUDGING: round(self.seconds, 6),
+        }
+        return {f"{FILTERS}/{name}/{figure}": n for figure, n in (figures | by_reason).items()}
 
     def summary(self) -> dict[str, Any]:
         """Return the figures as plain values."""
@@ -85,6 +110,7 @@ class Verdicts:
                     masked=masks,
                     live=_indexes(columns.live[i]),
                     trained=_indexes(columns.trained[i]),
+                    rescued=frozenset(reason for reason, flags in self._rescued.items() if flags[i]),
                 )
             )
         return out
@@ -101,7 +127,7 @@ class Verdicts:
                 stats.masked[reason] += int(flags.sum())
 
     def carry_on(self, judgements: Sequence[Judgement]) -> None:
-        """Take over which samples earlier filters masked, and which are live."""
+        """Take over what earlier filters masked and rescued, and which samples are live."""
         live = np.zeros_like(self.columns.live)
         trained = np.zeros_like(self.columns.trained)
         for i, judgement in enumerate(judgements):
@@ -109,14 +135,16 @@ class Verdicts:
             trained[i, list(judgement.trained)] = True
             for sample, reason in judgement.masked.items():
                 self.masked[i, sample] = self._code(reason, "")
+            self._rescue(i, judgement.rescued)
         self.columns.live, self.columns.trained = live, trained
         _lock(self.columns)
 
-    def drop(self, reason: str, by: str, flags: Flags, stats: FilterStats) -> None:
-        """Drop the open groups in `flags`, but for those rescued from this reason."""
+    def drop(self, reason: str, by: str, flags: Flags, stats: FilterStats, *, liftable: bool = True) -> None:
+        """Drop the open groups in `flags`; if `liftable`, but for those rescued from this reason."""
         hit = flags & self.columns.open
-        for name in {reason, reason.rpartition("/")[2]} & set(self._rescued):
-            hit &= ~self._rescued[name]
+        if liftable:
+            for name in {reason, reason.rpartition("/")[2]} & set(self._rescued):
+                hit &= ~self._rescued[name]
         if not hit.any():
             return
         self.dropped[hit] = self._code(reason, by)
@@ -139,9 +167,9 @@ class Verdicts:
 
     def apply_columns(self, name: str, verdict: ColumnVerdict, stats: FilterStats) -> None:
         for reason, (flags, keep_reward) in verdict.masks.items():
-            self.mask(_namespaced(name, reason), name, flags, keep_reward=keep_reward, stats=stats)
+            self.mask(namespaced(name, reason), name, flags, keep_reward=keep_reward, stats=stats)
         for reason, flags in verdict.drops.items():
-            self.drop(_namespaced(name, reason), name, flags, stats)
+            self.drop(namespaced(name, reason), name, flags, stats)
 
     def open_views(self) -> dict[int, GroupView]:
         """Return views of the open groups by their place."""
@@ -167,12 +195,15 @@ class Verdicts:
                 masks.setdefault(key, np.zeros((n, size), dtype=np.bool_))[i, list(verdict.samples)] = True
             elif verdict.kind is Kind.RESCUE:
                 stats.rescued += 1
-                for reason in verdict.rescued:
-                    self._rescued.setdefault(reason, np.zeros(n, dtype=np.bool_))[i] = True
+                self._rescue(i, verdict.rescued)
         for (reason, keep_reward), flags in masks.items():
-            self.mask(_namespaced(filter_.name, reason), filter_.name, flags, keep_reward=keep_reward, stats=stats)
+            self.mask(namespaced(filter_.name, reason), filter_.name, flags, keep_reward=keep_reward, stats=stats)
         for reason, flags in drops.items():
-            self.drop(_namespaced(filter_.name, reason), filter_.name, flags, stats)
+            self.drop(namespaced(filter_.name, reason), filter_.name, flags, stats)
+
+    def _rescue(self, i: int, reasons: Iterable[str]) -> None:
+        for reason in reasons:
+            self._rescued.setdefault(reason, np.zeros(self.columns.n, dtype=np.bool_))[i] = True
 
     def _code(self, reason: str, by: str) -> int:
         for code, known in enumerate(zip(self.reasons, self.by, strict=True), start=1):
@@ -200,7 +231,8 @@ def _indexes(flags: NDArray[np.bool_]) -> tuple[int, ...]:
     return tuple(i for i, flag in enumerate(flags.tolist()) if flag)
 
 
-def _namespaced(name: str, reason: str) -> str:
+def namespaced(name: str, reason: str) -> str:
+    """Return a filter's reason as counts and logs write it."""
     return reason if reason == name else f"{name}/{reason}"
 
 

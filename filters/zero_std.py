@@ -12,9 +12,12 @@ from asyncrl.filters.verdict import Verdict, drop, keep
 class ZeroStd(BaseRolloutFilter):
     """Drop (reason `zero_std`) when `tag` is equal over the live samples.
 
-    `relative_tolerance` is a share of the largest magnitude, so that float noise never passes.
-    `tag` is the raw reward, or any numeric tag such as a named part of it.
+    `relative_tolerance` is a share of the largest magnitude, so that float noise never passes; rewards that
+    differ by less on top of a large offset need a smaller one. `tag` is the raw reward, or any numeric tag
+    such as a named part of it.
     """
+
+    drop_reasons = ("zero_std",)
 
     def __init__(self, tag: str = REWARD, relative_tolerance: float = RELATIVE_TOLERANCE) -> None:
         if not 0 <= relative_tolerance < 1:
@@ -33,6 +36,6 @@ class ZeroStd(BaseRolloutFilter):
 
     def judge_columns(self, groups: GroupColumns, context: FilterContext) -> ColumnVerdict:
         low, high = groups.live_extremes(groups.live_numbers(self._tag))
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             flat = high - low <= self._relative_tolerance * np.maximum(np.abs(low), np.abs(high))
         return ColumnVerdict(drops={"zero_std": flat})

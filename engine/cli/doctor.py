@@ -105,7 +105,7 @@ def _memory() -> Finding:
 def _shared_memory() -> Finding:
     where = "/dev/shm" if os.path.isdir("/dev/shm") else "/tmp"
     free = shutil.disk_usage(where).free / 2**20
-    advice = "Ray's object store lives there; give the container a larger --shm-size"
+    advice = "Ray's object store and rollouts live there; give the container a larger --shm-size"
     return Finding("shared memory", free >= _NEEDED_SHM_MIB, f"{free:.0f} MiB free in {where}", advice)
 
 

@@ -3,8 +3,10 @@
 import inspect
 import keyword
 import re
+import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +26,7 @@ class {title}(BaseRolloutFilter):
     """Drop (reason `too_long`) groups with a response of more than `max_tokens`."""
 
     requires = ("response_tokens",)
+    drop_reasons = ("too_long",)
 
     def __init__(self, max_tokens: int = 512) -> None:
         self._max_tokens = max_tokens
@@ -51,10 +54,15 @@ def test_it_drops_a_group_with_a_long_response():
 
 
 @app.callback()
-def list_filters(context: typer.Context) -> None:
+def filters(context: typer.Context) -> None:
+    """List, explain and start filters; without a command: list them."""
+    if context.invoked_subcommand is None:
+        list_filters()
+
+
+@app.command("list")
+def list_filters() -> None:
     """List all filters: built in, and of installed packages."""
-    if context.invoked_subcommand is not None:
-        return
     from asyncrl.filters.load import BUILT_IN, ENTRY_POINT_GROUP
 
     names = [*BUILT_IN, *sorted(point.name for point in entry_points(group=ENTRY_POINT_GROUP))]
@@ -73,16 +81,22 @@ def show(name: Annotated[str, typer.Argument(help="A filter's name, or module:Cl
 @app.command("new")
 def new(name: Annotated[str, typer.Argument(help="Name of the class, such as ShortOnly.")]) -> None:
     """Write a filter, its test, and the line for your YAML, into this folder."""
-    if not name.isidentifier() or keyword.iskeyword(name):
-        fail(f"filters new {name}: a class name is letters, digits and underscores, and no keyword")
-    title = name[0].upper() + name[1:]
-    module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", title).lower()
+    if not re.fullmatch(r"[A-Za-z]\w*", name, flags=re.ASCII) or keyword.iskeyword(name):
+        fail(f"filters new {name}: a class name is letters, digits and underscores, and no keyword; such as ShortOnly")
+    title = "".join(word[0].upper() + word[1:] for word in name.split("_") if word)
+    module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", title).lower()
     files = {Path(f"{module}.py"): _FILTER, Path(f"test_{module}.py"): _TEST}
     there = [str(path) for path in files if path.exists()]
     if there:
         fail(f"filters new {name}: {', '.join(there)} is there already; nothing was written")
+    taken = _taken(module)
+    if taken:
+        fail(f"filters new {name}: {taken}; choose another name, such as My{title}")
     for path, text in files.items():
-        path.write_text(text.replace("{title}", title).replace("{module}", module), encoding="utf-8")
+        try:
+            path.write_text(text.replace("{title}", title).replace("{module}", module), encoding="utf-8")
+        except OSError as error:
+            fail(f"filters new {name}: cannot write {path}: {error.strerror}")
         typer.echo(f"wrote {path}")
     typer.echo(f"\nTest it:   pytest test_{module}.py")
     typer.echo(f"Use it:    asyncrl train --filter {module}:{title}")
@@ -91,29 +105,49 @@ def new(name: Annotated[str, typer.Argument(help="Name of the class, such as Sho
     )
 
 
+def _taken(module: str) -> str:
+    """Say what a file of this name would hide or be mistaken for; nothing if it is free."""
+    from asyncrl.filters.load import BUILT_IN
+
+    if module in BUILT_IN:
+        return f"{module} is a built-in filter"
+    if module == "test" or module.startswith("test_"):
+        return f"pytest would take {module}.py for a test"
+    if module in sys.stdlib_module_names or find_spec(module) is not None:
+        return f"{module}.py would hide the installed module {module}"
+    return ""
+
+
 def _first_line(name: str) -> str:
     from asyncrl.filters.load import load_class
 
-    return (inspect.getdoc(load_class(name)) or "").partition("\n")[0]
+    try:
+        return (inspect.getdoc(load_class(name)) or "").partition("\n")[0]
+    except ConfigError as error:  # An installed package whose filter is broken hides no other.
+        return f"cannot be loaded: {error}"
 
 
 def _explain(name: str) -> Iterator[str]:
     from asyncrl.engine.cli.options import see_user_folder
-    from asyncrl.filters.load import load_class
+    from asyncrl.filters.load import load_class, written_type
 
     see_user_folder()
     try:
         found = load_class(name)
     except ConfigError as error:
-        fail(str(error))
+        own = f"; for one of {name}.py write {name}:Class" if Path(f"{name}.py").is_file() else ""
+        fail(f"{error}{own}")
     yield f"{name}: {inspect.getdoc(found) or 'no description'}"
     parameters = inspect.signature(found).parameters.values()
     yield "\nparameters:" if parameters else "\nno parameters"
     for parameter in parameters:
-        kind = inspect.formatannotation(parameter.annotation) if parameter.annotation is not parameter.empty else "any"
+        kind = "any" if parameter.annotation is parameter.empty else written_type(parameter.annotation)
         default = "required" if parameter.default is parameter.empty else f"default {parameter.default!r}"
         yield f"  {parameter.name}: {kind}, {default}"
     if isinstance(found.requires, tuple) and found.requires:
         yield f"\nneeds tags: {', '.join(found.requires)}"
+    for what, reasons in (("drops", found.drop_reasons), ("masks", found.mask_reasons)):
+        if reasons:
+            yield f"\n{what} for: {', '.join(reasons)}"
     source = (inspect.getdoc(inspect.getmodule(found)) or "").partition("\n")[0]
     yield f"\n{source}"

@@ -85,10 +85,12 @@ def _make_directory(loaded: Loaded) -> Path:
 def _train(loaded: Loaded, directory: Path) -> int:
     import anyio
     import psutil
+    import structlog
     from rich.console import Console
 
     from asyncrl.engine.cli.logs import log_to
     from asyncrl.engine.cli.view import View, final_lines
+    from asyncrl.engine.events.bias_alarm import BiasAlarm
     from asyncrl.engine.events.ledger import Ledger
     from asyncrl.engine.events.log import FILE_NAME, EventLog, Fold
     from asyncrl.engine.events.progress import Progress
@@ -106,10 +108,17 @@ def _train(loaded: Loaded, directory: Path) -> int:
         soft_wrap=True,
     )
     ledger, progress, ends = Ledger(), Progress(loaded.config.run.reward_window), Ends()
-    folds: list[Fold] = [ledger, progress, ends]
     with log_to(directory / "log.jsonl"):
+        alarm = BiasAlarm(progress.length_bias, below=rollout.bias_warning, warn=structlog.get_logger().warning)
+        folds: list[Fold] = [ledger, progress, ends, alarm]
         events = EventLog(clock=time.monotonic, wall=time.time, folds=folds, path=directory / FILE_NAME, threaded=True)
-        view = View(ledger=ledger, progress=progress, console=console, clock=time.monotonic)
+        view = View(
+            ledger=ledger,
+            progress=progress,
+            console=console,
+            clock=time.monotonic,
+            bias_warning=rollout.bias_warning,
+        )
         run = _Run(loaded, directory, events, ledger, progress, view)
         ending = anyio.run(run.go)
         summary = summarise_log(

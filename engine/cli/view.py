@@ -31,7 +31,16 @@ def number(value: float | None, digits: int = 3) -> str:
 class View:
     """Shows one run. Give it the controller with `watch` once there is one."""
 
-    def __init__(self, *, ledger: Ledger, progress: Progress, console: Console, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        progress: Progress,
+        console: Console,
+        clock: Callable[[], float],
+        bias_warning: float = 0.0,
+    ) -> None:
+        self._bias_warning = bias_warning
         self._ledger = ledger
         self._progress = progress
         self._console = console
@@ -70,6 +79,11 @@ class View:
             "failed": _counts(ledger["failed"]),
             "tok/s": f"{trained:.0f} trained, {generated:.0f} generated",
         }
+        bias = progress.length_bias
+        if bias.warns(self._bias_warning):
+            figures["length bias"] = (
+                f"ratio {number(bias.recent_ratio, 2)}, {bias.prompts.mostly_lost} prompts mostly lost"
+            )
         if controller is not None:
             run_ahead = controller.groups.run_ahead
             versions = controller.versions
@@ -129,15 +143,25 @@ def final_lines(summary: dict[str, Any], directory: str) -> list[str]:
 def _bias_lines(summary: dict[str, Any]) -> list[str]:
     bias = summary["length_bias"]
     ratio = bias["fresh_ratio"]
+    prompts = bias["prompts"]
+    lost = [
+        f"{prompts['mostly_lost']} of {prompts['counted']} prompts lost over half of their answers to age; the most: "
+        + ", ".join(
+            f"prompt {tally['prompt']} ({tally['lost_groups']} of {tally['groups']} groups)"
+            for tally in prompts["worst"][:3]
+        )
+    ]
     if bias["cancelled_groups"]:
         return [
             f"warning: {bias['cancelled_groups']} groups were cancelled for age; long answers are lost, and how "
-            "many tokens they would have had is not known"
+            "many tokens they would have had is not known",
+            *lost,
         ]
     if ratio is None or ratio >= bias["warn_below"]:
         return []
     return [
         f"warning: age lets through answers of {bias['fresh_mean_tokens']:.1f} tokens on average, of "
         f"{bias['generated_mean_tokens']:.1f} generated (ratio {ratio:.2f}, under rollout.bias_warning "
-        f"{bias['warn_below']}): long answers are lost. See rollout.stale_mode"
+        f"{bias['warn_below']}): long answers are lost. See rollout.stale_mode",
+        *lost,
     ]

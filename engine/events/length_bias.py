@@ -2,17 +2,20 @@
 
 Dropping what is too old discards long answers first, since they take longest to generate. A fold
 over the event log: lengths of all samples generated, of those not lost to age (`fresh`), and of
-those trained, in response tokens.
+those trained, in response tokens; over the run, over the last groups, by dataset and by prompt.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass
 from typing import Any
 
-from asyncrl.engine.events.types import AnyEvent, Put, Settled
-from asyncrl.engine.records.fate import CANCELLED, RUN_ENDED, STALE, TRAINED, split_fate
-from asyncrl.engine.records.group import DATASET, RESPONSE_TOKENS
+from asyncrl.engine.events.prompt_waste import PromptWaste
+from asyncrl.engine.events.types import AnyEvent, Dispatched, Put, Settled
+from asyncrl.engine.records.fate import CANCELLED, FAILED_FATE, RUN_ENDED, STALE, TRAINED, split_fate
+from asyncrl.engine.records.group import DATASET, PROMPT, RESPONSE_TOKENS
 
 LOST_TO_AGE = frozenset({STALE, CANCELLED, "staleness/stale", "staleness/stale_tokens"})
+WINDOW_GROUPS = 256
 _QUARTERS = 4
 
 
@@ -24,7 +27,7 @@ class Lengths:
 
     @property
     def samples(self) -> int:
-        return sum(self.counts.values())
+        return self.counts.total()
 
     @property
     def tokens(self) -> int:
@@ -35,6 +38,30 @@ class Lengths:
         return self.tokens / self.samples if self.samples else None
 
 
+@dataclass(slots=True)
+class _Sums:
+    """Samples and tokens generated, and of them not lost to age; groups cancelled for age."""
+
+    generated: int = 0
+    generated_tokens: int = 0
+    fresh: int = 0
+    fresh_tokens: int = 0
+    cancelled: int = 0
+
+    def add(self, other: "_Sums", sign: int = 1) -> None:
+        self.generated += sign * other.generated
+        self.generated_tokens += sign * other.generated_tokens
+        self.fresh += sign * other.fresh
+        self.fresh_tokens += sign * other.fresh_tokens
+        self.cancelled += sign * other.cancelled
+
+    @property
+    def ratio(self) -> float | None:
+        if self.cancelled or not self.generated_tokens or not self.fresh:
+            return None
+        return (self.fresh_tokens / self.fresh) / (self.generated_tokens / self.generated)
+
+
 class LengthBias:
     """Folds a run. A sample that was still on its way when the run ended counts nowhere."""
 
@@ -43,36 +70,71 @@ class LengthBias:
         self.fresh = Lengths()
         self.trained = Lengths()
         self.by_dataset: defaultdict[str, tuple[Lengths, Lengths]] = defaultdict(lambda: (Lengths(), Lengths()))
+        self.prompts = PromptWaste()
         self.wasted_tokens: Counter[str] = Counter()
-        self.cancelled_groups = 0
-        self._waiting: dict[int, tuple[str, list[int]]] = {}
+        self.lost_tokens = 0
+        self._whole = _Sums()
+        self._recent = _Sums()
+        self._window: deque[_Sums] = deque()
+        # By group: prompt, dataset, and once they are known the lengths.
+        self._waiting: dict[int, tuple[int, str, list[int] | None]] = {}
 
     def apply(self, event: AnyEvent) -> None:
         match event:
+            case Dispatched():
+                self._waiting[event.group] = (event.prompt, event.dataset, None)
             case Put():
-                self._waiting[event.group] = (str(event.tags.get(DATASET)), list(event.tags.get(RESPONSE_TOKENS, ())))
-            case Settled():
-                if event.group not in self._waiting:
-                    self.cancelled_groups += any(split_fate(fate)[1] == CANCELLED for fate in event.fates)
-                    return
-                dataset, lengths = self._waiting.pop(event.group)
-                for (fate, length), samples in Counter(zip(event.fates, lengths, strict=True)).items():
-                    self._count(dataset, fate, length, samples)
+                unknown = (event.tags.get(PROMPT, -1), str(event.tags.get(DATASET)), None)
+                prompt, dataset, _ = self._waiting.get(event.group, unknown)
+                self._waiting[event.group] = (prompt, dataset, list(event.tags.get(RESPONSE_TOKENS, ())))
+            case Settled() if event.group in self._waiting:
+                prompt, dataset, lengths = self._waiting.pop(event.group)
+                if lengths is not None:
+                    self._end(prompt, dataset, list(zip(event.fates, lengths, strict=True)))
+                elif any(split_fate(fate)[1] == CANCELLED for fate in event.fates):
+                    self._count(prompt, dataset, _Sums(cancelled=1))
 
-    def _count(self, dataset: str, fate: str, length: int, samples: int) -> None:
-        kind, reason = split_fate(fate)
-        if reason == RUN_ENDED:
-            return
-        if fate != TRAINED:
-            self.wasted_tokens[f"{kind}:{reason}"] += length * samples
-        self.generated.counts[length] += samples
-        if reason not in LOST_TO_AGE:
-            self.fresh.counts[length] += samples
+    def _end(self, prompt: int, dataset: str, samples: list[tuple[str, int]]) -> None:
+        """Count a group that was generated, by the fate and length of each sample. A failed one has no length."""
+        sums = _Sums()
+        trained_tokens = 0
         generated, trained = self.by_dataset[dataset]
-        generated.counts[length] += samples
-        if fate == TRAINED:
-            trained.counts[length] += samples
-            self.trained.counts[length] += samples
+        for (fate, length), n in Counter(samples).items():
+            kind, reason = split_fate(fate)
+            if reason == RUN_ENDED or kind == FAILED_FATE:
+                continue
+            sums.generated += n
+            sums.generated_tokens += length * n
+            self.generated.counts[length] += n
+            generated.counts[length] += n
+            if reason not in LOST_TO_AGE:
+                sums.fresh += n
+                sums.fresh_tokens += length * n
+                self.fresh.counts[length] += n
+            if fate == TRAINED:
+                trained_tokens += length * n
+                self.trained.counts[length] += n
+                trained.counts[length] += n
+            else:
+                self.wasted_tokens[f"{kind}:{reason}"] += length * n
+        if sums.generated:
+            lost = sums.generated_tokens - sums.fresh_tokens
+            self._count(prompt, dataset, sums, lost=lost, trained=trained_tokens)
+
+    def _count(self, prompt: int, dataset: str, sums: _Sums, *, lost: int = 0, trained: int = 0) -> None:
+        self.lost_tokens += lost
+        self.prompts.add(
+            prompt, dataset, generated=sums.generated_tokens, lost=lost, trained=trained, lost_group=not sums.fresh
+        )
+        self._whole.add(sums)
+        self._recent.add(sums)
+        self._window.append(sums)
+        if len(self._window) > WINDOW_GROUPS:
+            self._recent.add(self._window.popleft(), sign=-1)
+
+    @property
+    def cancelled_groups(self) -> int:
+        return self._whole.cancelled
 
     @property
     def ratio(self) -> float | None:
@@ -81,12 +143,27 @@ class LengthBias:
         None before there is any, and once groups were cancelled: how long they would have become is
         not known, and they are the long ones.
         """
-        if self.cancelled_groups or not self.generated.mean or self.fresh.mean is None:
-            return None
-        return self.fresh.mean / self.generated.mean
+        return self._whole.ratio
+
+    @property
+    def recent_ratio(self) -> float | None:
+        """`ratio` over the last `WINDOW_GROUPS` groups that ended."""
+        return self._recent.ratio
+
+    def warns(self, below: float) -> bool:
+        """Whether of the last `WINDOW_GROUPS` groups some were cancelled, all were lost, or the ratio is under `below`.
+
+        False before there are so many.
+        """
+        if len(self._window) < WINDOW_GROUPS:
+            return False
+        recent = self._recent
+        if recent.cancelled or (recent.generated and not recent.fresh):
+            return True
+        return recent.ratio is not None and recent.ratio < below
 
     def summary(self) -> dict[str, Any]:
-        """Return means in tokens, the ratio, shares by length quarter and dataset, and waste by cause."""
+        """Return means in tokens, the ratio, shares by length quarter, dataset and prompt, and waste by cause."""
         return {
             "generated_mean_tokens": self.generated.mean,
             "fresh_mean_tokens": self.fresh.mean,
@@ -97,6 +174,7 @@ class LengthBias:
                 name: {"generated": generated.samples, "trained": trained.samples}
                 for name, (generated, trained) in sorted(self.by_dataset.items())
             },
+            "prompts": self.prompts.summary(),
             "wasted_tokens": dict(sorted(self.wasted_tokens.items())),
             "cancelled_groups": self.cancelled_groups,
         }

@@ -17,10 +17,12 @@ class Prompt:
 class Grant:
     """Leave to generate one group: `size` samples of `prompt`.
 
-    A sample's seed is a function of (`seed`, `group`, index), whoever generates it.
+    A sample's seed is a function of (`seed`, `group`, index), whoever generates it. `tries` counts the
+    groups before this one that were lost to age for the same turn of the prompt.
     """
 
     group: int
     prompt: Prompt
     size: int
     seed: int
+    tries: int = 0

@@ -85,9 +85,9 @@ class TwiceGroups(Groups):
     """A group settles, and settles again."""
 
     def _settled(self, group: int, fates: Sequence[str]) -> None:
-        prompt, stamp, collector = self._prompts[group], self.stamps[group], self.collectors[group]
+        prompt, stamp, collector = self._grants[group], self.stamps[group], self.collectors[group]
         super()._settled(group, fates)
-        self._prompts[group], self.stamps[group], self.collectors[group] = prompt, stamp, collector
+        self._grants[group], self.stamps[group], self.collectors[group] = prompt, stamp, collector
         super()._settled(group, fates)
 
 

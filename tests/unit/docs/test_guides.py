@@ -12,7 +12,7 @@ from asyncrl.filters.load import BUILT_IN
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("guide", ["docs/filters.md", "README.md"])
+@pytest.mark.parametrize("guide", ["docs/fan-out.md", "docs/filters.md", "README.md"])
 def test_the_python_of_a_guide_runs(guide: str) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / guide).read_text(encoding="utf-8"), flags=re.S)
     assert blocks

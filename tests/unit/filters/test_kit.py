@@ -101,6 +101,31 @@ class ColumnsDisagree(Good):
         return ColumnVerdict(drops={"long": np.zeros(groups.n, dtype=np.bool_)})
 
 
+class MasksOthersInColumns(Good):
+    def judge(self, group: GroupView, context: FilterContext) -> Verdict:
+        return mask([0], "first", keep_reward=True)
+
+    def judge_columns(self, groups: GroupColumns, context: FilterContext) -> ColumnVerdict:
+        flags = np.zeros((groups.n, groups.size), dtype=np.bool_)
+        flags[:, 1] = True
+        return ColumnVerdict(masks={"first": (flags, True)})
+
+
+class TakesTheRewardInColumns(MasksOthersInColumns):
+    def judge_columns(self, groups: GroupColumns, context: FilterContext) -> ColumnVerdict:
+        flags = np.zeros((groups.n, groups.size), dtype=np.bool_)
+        flags[:, 0] = True
+        return ColumnVerdict(masks={"first": (flags, False)})
+
+
+class GivesAnotherReason(Good):
+    drop_reasons = ("longer",)
+
+
+class DeclaresText(Good):
+    mask_reasons = cast("tuple[str, ...]", "long")
+
+
 class IgnoresAMissingTag(Good):
     requires = ("mood",)
 
@@ -122,6 +147,10 @@ class IgnoresAMissingTag(Good):
         (LoadsNothing, "does not take back"),
         (NumbersItsReasons, "different reasons"),
         (ColumnsDisagree, "judge_columns says None"),
+        (MasksOthersInColumns, r"judge_columns says .*\(masked\), judge says"),
+        (TakesTheRewardInColumns, r"judge_columns says .*\(live\), judge says"),
+        (GivesAnotherReason, r"gave \['GivesAnotherReason/long'\]; drop_reasons is \('longer',\)"),
+        (DeclaresText, "mask_reasons is 'long'; it must be a tuple of words"),
         (IgnoresAMissingTag, "needs tag 'mood'"),
     ],
 )

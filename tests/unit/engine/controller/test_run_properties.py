@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from asyncrl.engine.events.types import AnyEvent, StepStarted
 from asyncrl.engine.summary import summarise
+from asyncrl.engine.testing.audit import Audit
 from asyncrl.engine.testing.fakes import HANG_S, FakeGenerator, FakeTask
 from asyncrl.engine.testing.schedule import Schedule
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
@@ -58,33 +59,28 @@ def numbers(value: Any) -> list[float]:
     return [float(value)] if isinstance(value, int | float) else []
 
 
-def live(outcome: Outcome, group: int) -> int:
-    tags = outcome.audit.tags[group]
+def live(audit: Audit, group: int) -> int:
+    tags = audit.tags[group]
     pairs = zip(tags["status"], tags["reward"], strict=True)
     return sum(status != "failed" and reward is not None and math.isfinite(reward) for status, reward in pairs)
 
 
-@settings(deadline=None, max_examples=70)
-@given(SCHEDULES)
-def test_every_schedule_ends_in_bounded_time_with_everything_accounted_for(schedule: Schedule) -> None:
+def ends_in_bounded_time_with_everything_accounted_for(schedule: Schedule, outcome: Outcome) -> None:
     """Invariants 1, 8 and 9: conservation at every event, versions, an ending with a known cause, no keys."""
-    outcome = schedule.run().outcome
     assert outcome.seconds < 20_000
     assert outcome.keys_left == []
     assert outcome.ledger.unsettled == []
-    assert outcome.audit.faults == []
+    audit = outcome.audit
+    assert audit.faults == []
     assert outcome.ledger.balanced
-    assert len(outcome.audit.fates) * schedule.size == outcome.ledger.dispatched
+    assert len(audit.fates) * schedule.size == outcome.ledger.dispatched
     if outcome.ending.error is not None:
         known = ("OSError: load", "GenerationError", "RefillExhausted", "Overdue")
         assert outcome.ending.reason.startswith(known), outcome.ending.reason
 
 
-@settings(deadline=None, max_examples=70)
-@given(SCHEDULES)
-def test_no_schedule_trains_a_sample_over_the_bound_or_dispatches_over_the_limit(schedule: Schedule) -> None:
+def trains_no_sample_over_the_bound_and_dispatches_none_over_the_limit(schedule: Schedule, outcome: Outcome) -> None:
     """Invariant 3, run-ahead and publish lag, worked out from the events."""
-    outcome = schedule.run().outcome
     audit = outcome.audit
     assert all(0 <= age <= schedule.staleness for age in audit.ages)
     assert max(audit.run_ahead, default=0) <= (schedule.staleness + 1) * schedule.groups
@@ -93,11 +89,8 @@ def test_no_schedule_trains_a_sample_over_the_bound_or_dispatches_over_the_limit
     assert {age: audit.ages.count(age) for age in set(audit.ages)} == dict(outcome.progress.ages)
 
 
-@settings(deadline=None, max_examples=60)
-@given(SCHEDULES)
-def test_no_schedule_splits_a_group_or_trains_one_with_too_few_live_samples(schedule: Schedule) -> None:
+def splits_no_group_and_trains_none_with_too_few_live_samples(schedule: Schedule, outcome: Outcome) -> None:
     """Invariant 4: what a step trains is every live sample of its groups, and each group at least two."""
-    outcome = schedule.run().outcome
     audit = outcome.audit
     for event in outcome.of(StepStarted):
         assert len(set(event.groups)) == len(event.groups)
@@ -106,15 +99,12 @@ def test_no_schedule_splits_a_group_or_trains_one_with_too_few_live_samples(sche
     for group, fates in audit.fates.items():
         assert len(fates) == schedule.size
         if "trained" in fates:
-            assert fates.count("trained") == live(outcome, group) >= 2
+            assert fates.count("trained") == live(audit, group) >= 2
             assert {fate.partition(":")[0] for fate in fates} <= {"trained", "masked", "failed"}
 
 
-@settings(deadline=None, max_examples=60)
-@given(SCHEDULES)
-def test_no_schedule_puts_a_nan_into_a_metric_or_the_summary(schedule: Schedule) -> None:
+def puts_no_nan_into_a_metric_or_the_summary(schedule: Schedule, outcome: Outcome) -> None:
     """Invariant 10."""
-    outcome = schedule.run().outcome
     said = summarise(
         ledger=outcome.ledger,
         progress=outcome.progress,
@@ -128,7 +118,18 @@ def test_no_schedule_puts_a_nan_into_a_metric_or_the_summary(schedule: Schedule)
     assert all(math.isfinite(n) for event in outcome.events for n in numbers(msgspec.to_builtins(event)))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=100)
+@given(SCHEDULES)
+def test_every_schedule_keeps_the_invariants_of_whole_runs(schedule: Schedule) -> None:
+    """Invariants 1, 3, 4, 8, 9 and 10, as the functions above work them out, on the same runs."""
+    outcome = schedule.run().outcome
+    ends_in_bounded_time_with_everything_accounted_for(schedule, outcome)
+    trains_no_sample_over_the_bound_and_dispatches_none_over_the_limit(schedule, outcome)
+    splits_no_group_and_trains_none_with_too_few_live_samples(schedule, outcome)
+    puts_no_nan_into_a_metric_or_the_summary(schedule, outcome)
+
+
+@settings(deadline=None, max_examples=15)
 @given(SCHEDULES)
 def test_one_schedule_gives_one_sequence_of_events(schedule: Schedule) -> None:
     """One order for one seed, to the last event."""
@@ -144,11 +145,12 @@ def test_the_same_seed_gives_identical_events_and_another_seed_does_not(stalenes
         generator = FakeGenerator(seconds=lambda call: (0.3, 2.0, 1.1, 5.0)[call % 4])
         return plain(simulate(config, generators=[generator], task=FakeTask(prompts=12)).events)
 
-    assert run(1) == run(1)
-    assert run(1) != run(2)
+    first = run(1)
+    assert run(1) == first
+    assert run(2) != first
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 @given(SCHEDULES)
 def test_at_staleness_zero_every_age_is_zero(schedule: Schedule) -> None:
     """Invariant 11's first half: synchronous, whatever the times and faults."""
