@@ -273,10 +273,13 @@ class RunConfig(Section):
                 f"trainer.forward_tokens is {self.trainer.forward_tokens} and trainer.micro_batch_tokens "
                 f"{self.trainer.micro_batch_tokens}; forward_tokens must be at least micro_batch_tokens, or null"
             )
-        if plane.capacity_rows is not None and plane.capacity_rows < self.run_ahead_groups:
+        # A group in training may be split over all ranks, each of which writes a row for each later column.
+        written = self.trainer.later_columns * rollout.groups_per_step * min(self.trainer.ranks, rollout.group_size)
+        more = f", and columns that the ranks write {written} more" if written else ""
+        if plane.capacity_rows is not None and plane.capacity_rows < self.run_ahead_groups + written:
             raise ValueError(
                 f"data_plane.capacity_rows is {plane.capacity_rows}; run-ahead needs at least "
-                f"(max_staleness + 1) * groups_per_step = {self.run_ahead_groups}"
+                f"(max_staleness + 1) * groups_per_step = {self.run_ahead_groups}{more}"
             )
         for entry in self.filters:
             if not isinstance(entry.get("name"), str):

@@ -1,79 +1,177 @@
 #!/usr/bin/env python
-"""Step times of small Llamas on this CPU against the cost model: one JSON line.
+"""Measured step times against the cost model: the last line is one JSON object.
 
-Times forward and backward of one sample for a few sizes and lengths, one thread. A model's lengths are fitted
-(scale and overhead); `correlation` is over all of them, `max_relative_error` after a fit for each size, and
-`max_relative_error_held_out` of lengths that the fit did not see.
+    python scripts/bench_cost_model.py [--device cpu|cuda]
+
+On a CPU: forward and backward of one sample, for small Llamas of a few sizes, one thread. On a GPU (the default
+where there is one): forward and backward of packed rows of samples of 512 to 16,384 tokens, in bfloat16, through a
+Llama of 1.3 billion random weights with grouped-query heads; it needs torch and transformers, and no network.
+
+Scale and overhead are fitted to a model's times: `correlation` is of predicted FLOPs with seconds over all of them,
+`max_relative_error` after the fit, and `max_relative_error_held_out` of rows that the fit did not see.
+`share_of_peak` is what the largest row reaches.
 """
 
 import argparse
 import json
+import sys
 import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+from asyncrl.trainers.backends.packing import Packing, has_varlen, use_varlen
 from asyncrl.trainers.cost_model import CostModel
+from asyncrl.trainers.peak import peak_flops, share_of_peak
 
 SIZES = ((256, 8, 2, 688), (512, 8, 4, 1376), (768, 12, 12, 2048))
 """Hidden size, heads, key-value heads, width of the feed-forward layers."""
 LENGTHS = (128, 256, 384, 512, 768, 1024, 1536, 2048)
+LARGE = (2048, 16, 4, 8192)
+ROWS = (
+    [512] * 8,
+    [2048] * 2,
+    [4096],
+    [512, 1024, 2560, 2048],
+    [512] * 16,
+    [1024] * 8,
+    [8192],
+    [4096, 2048, 1024, 512, 512],
+    [512] * 24,
+    [6144] * 2,
+    [12_288],
+    [8192, 2048, 1024, 1024],
+    [512] * 32,
+    [2048] * 8,
+    [4096] * 4,
+    [8192] * 2,
+    [16_384],
+    [8192, 4096, 2048, 1024, 512, 512],
+)
+"""Lengths of the samples of each packed row on a GPU."""
+
+Pairs = list[tuple[float, float]]
+"""Of each row or length: predicted FLOPs, measured seconds."""
 
 
-def step_s(model: torch.nn.Module, tokens: int, repeats: int) -> float:
-    """Return the shortest time of a forward and backward on one sample."""
-    row = torch.randint(0, 1000, (1, tokens))
+def build(shape: tuple[int, int, int, int], *, layers: int, vocabulary: int, device: str, dtype: torch.dtype) -> Any:
+    """Return a Llama of random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    hidden, heads, shared, width = shape
+    config = LlamaConfig(
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=shared,
+        intermediate_size=width,
+        num_hidden_layers=layers,
+        vocab_size=vocabulary,
+        max_position_embeddings=32_768,
+    )
+    with torch.device(device):
+        return LlamaForCausalLM(config).to(dtype)
+
+
+def step(model: Any, lengths: Sequence[int]) -> Callable[[], None]:
+    """Return a forward and backward over samples in one row; the loss is the mean of the next tokens'."""
+    weight = model.lm_head.weight
+    ids = torch.randint(0, weight.shape[0], (1, sum(lengths)), device=weight.device)
+    arguments = (
+        Packing(lengths).arguments(weight.device, weight.dtype) if has_varlen(weight.device, weight.dtype) else {}
+    )
+
+    def run() -> None:
+        model.zero_grad()
+        logits = model(input_ids=ids, use_cache=False, **arguments).logits[0, :-1]
+        torch.nn.functional.cross_entropy(logits, ids[0, 1:]).backward()
+        if weight.is_cuda:
+            torch.cuda.synchronize()
+
+    return run
+
+
+def shortest_s(run: Callable[[], None], repeats: int) -> float:
+    """Return the shortest time of a few; the first is left out."""
     times = []
     for _ in range(repeats + 1):
-        model.zero_grad()
         start = time.perf_counter()
-        model(input_ids=row, labels=row, use_cache=False).loss.backward()
+        run()
         times.append(time.perf_counter() - start)
     return min(times[1:])
 
 
-def relative_errors(model: CostModel, pairs: list[tuple[float, float]]) -> list[float]:
+def relative_errors(model: CostModel, pairs: Pairs) -> list[float]:
     return [abs(model.seconds(flops) / seconds - 1) for flops, seconds in pairs]
 
 
-def main() -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3, help="of each length; the shortest counts")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    everything, errors, held_out, fits = [], [], [], {}
-    for hidden, heads, shared, width in SIZES:
-        config = LlamaConfig(
-            hidden_size=hidden,
-            num_attention_heads=heads,
-            num_key_value_heads=shared,
-            intermediate_size=width,
-            num_hidden_layers=2,
-            vocab_size=1000,
-        )
-        model = LlamaForCausalLM(config)
-        cost = CostModel.of(config)
-        flops = cost.flops(np.array(LENGTHS)).tolist()
-        pairs = [(f, step_s(model, n, options.repeats)) for n, f in zip(LENGTHS, flops, strict=True)]
-        fitted = cost.refit(pairs)
-        everything += pairs
-        errors += relative_errors(fitted, pairs)
-        held_out += relative_errors(cost.refit(pairs[::2]), pairs[1::2])
-        fits[str(hidden)] = {
-            "gflop_per_s": round(1e-9 / fitted.seconds_per_flop, 2),
-            "overhead_ms": round(1000 * fitted.overhead_s, 3),
-        }
-    figures = {
+def figures(measured: dict[str, tuple[CostModel, Pairs]]) -> dict[str, Any]:
+    """Fit every model's scale and overhead to its times."""
+    everything = [pair for _, pairs in measured.values() for pair in pairs]
+    fitted = {name: cost.refit(pairs) for name, (cost, pairs) in measured.items()}
+    errors = [error for name, (_, pairs) in measured.items() for error in relative_errors(fitted[name], pairs)]
+    held_out = [
+        error for cost, pairs in measured.values() for error in relative_errors(cost.refit(pairs[::2]), pairs[1::2])
+    ]
+    return {
         "correlation": round(float(np.corrcoef(np.array(everything).T)[0, 1]), 5),
         "max_relative_error": round(max(errors), 4),
         "mean_relative_error": round(float(np.mean(errors)), 4),
         "max_relative_error_held_out": round(max(held_out), 4),
-        "fits": fits,
+        "fits": {
+            name: {
+                "gflop_per_s": round(1e-9 / model.seconds_per_flop, 2),
+                "overhead_ms": round(1000 * model.overhead_s, 3),
+            }
+            for name, model in fitted.items()
+        },
     }
-    print(json.dumps(figures))
+
+
+def on_cpu(repeats: int) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    measured = {}
+    for shape in SIZES:
+        model = build(shape, layers=2, vocabulary=1000, device="cpu", dtype=torch.float32)
+        cost = CostModel.of(model.config)
+        flops = cost.flops(np.array(LENGTHS)).tolist()
+        pairs = [(f, shortest_s(step(model, [n]), repeats)) for n, f in zip(LENGTHS, flops, strict=True)]
+        measured[str(shape[0])] = (cost, pairs)
+    return {"device": "cpu", **figures(measured)}
+
+
+def on_gpu(repeats: int) -> dict[str, Any]:
+    name = torch.cuda.get_device_name()
+    model = build(LARGE, layers=20, vocabulary=32_000, device="cuda", dtype=torch.bfloat16)
+    use_varlen(model)
+    cost = CostModel.of(model.config)
+    shortest_s(step(model, ROWS[0]), 3)
+    pairs = [(float(cost.flops(np.array(row)).sum()), shortest_s(step(model, row), repeats)) for row in ROWS]
+    for row, (flops, seconds) in zip(ROWS, pairs, strict=True):
+        print(f"{len(row):>3} samples, {sum(row):>6} tokens: {flops / 1e12:8.2f} TFLOP {1000 * seconds:8.2f} ms")
+    peak = peak_flops(name)
+    shares = [share_of_peak(flops, seconds, devices=1, peak=peak) for flops, seconds in pairs]
+    return {
+        "device": name,
+        "torch": torch.__version__,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "peak_flops": peak,
+        "share_of_peak": None if shares[-1] is None else round(shares[-1], 4),
+        **figures({str(LARGE[0]): (cost, pairs)}),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3, help="of each row; the shortest counts")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    print(json.dumps(on_gpu(options.repeats) if options.device == "cuda" else on_cpu(options.repeats)))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 #!/usr/bin/env python
 """Plans of the trainer's ranks beside those of verl and AReaL: the last line is one JSON object.
 
-Log-normal lengths, the same for all. `plan_ms_*` is the best of a few runs of everything that `plan_batch` does,
-the sorting of keys and the making of the plan included (`plan_ms_*_median` beside it). `fill` is tokens over the
-room of all micro-batches; `fill_allowed_*` is what the lower bound on micro-batches, rounded up to a multiple of
-the ranks, would reach. `imbalance*` is the heaviest rank's cost over the mean: tokens, and with `_flops` a linear
-and a quadratic term. A peer that cannot be installed is null.
+Log-normal lengths, the same for all. `plan_ms_*` is the best of a few runs of everything that `plan_batch` does, the
+sorting of keys and the making of the plan included, in processor time (nothing here has a second thread);
+`plan_ms_*_median` is beside it. `fill` is tokens over the room of all micro-batches; `fill_allowed_*` is what the
+lower bound on micro-batches, rounded up to a multiple of the ranks, would reach. `imbalance*` is the heaviest rank's
+cost over the mean: tokens, and with `_flops` a linear and a quadratic term. With `_groups`, samples of a group are
+kept together, as in a run: `reads_a_group_*` is by how many ranks a group is read, `_apart` without. `*_seeds` are of
+so many other lengths. A case counts as lost (`peer_*_better`) if the peer's gains in fill and balance add up to more
+than a thousandth, and `_strict` if to anything. A peer that cannot be installed is null.
 """
 
 import argparse
@@ -66,12 +69,12 @@ def as_batch(lengths: Sequence[int], seed: int) -> dict[str, int]:
 
 
 def timed(plan: Callable[[], Any], runs: int) -> tuple[float, float, Any]:
-    """Return the best and the median time in ms, and what came out."""
+    """Return the best and the median processor time in ms, and what came out."""
     times, out = [], None
     for _ in range(runs):
-        start = time.perf_counter()
+        start = time.process_time()
         out = plan()
-        times.append(1000 * (time.perf_counter() - start))
+        times.append(1000 * (time.process_time() - start))
     return round(min(times), 3), round(statistics.median(times), 3), out
 
 
@@ -95,15 +98,21 @@ def multiple(number: int, of: int) -> int:
     return of * -(-number // of)
 
 
+def reads_a_group(plan: Plan, groups: Mapping[str, str]) -> float:
+    reads = {(rank, groups[key]) for rank, hand in enumerate(plan.ranks) for micro in hand for key in micro.keys}
+    return round(len(reads) / len(set(groups.values())), 4)
+
+
 def ours(lengths: Sequence[int], ranks: int, *, name: str, runs: int, seed: int) -> dict[str, float]:
     batch = as_batch(lengths, seed)
-    best, median, plan = timed(lambda: plan_batch(batch, ranks=ranks, budget_tokens=CAPACITY), runs)
+    groups = {key: key.rpartition("_")[0] for key in batch}
+    options = {"ranks": ranks, "budget_tokens": CAPACITY}
+    best, median, plan = timed(lambda: plan_batch(batch, **options), runs)
     found = quality(sizes_of(plan, batch), CAPACITY)
     least = multiple(-(-sum(lengths) // CAPACITY), ranks)
     model = CostModel.of(SEVEN_B)
-    flops_ms, _, by_flops = timed(
-        lambda: plan_batch(batch, ranks=ranks, budget_tokens=CAPACITY, cost=model.flops), runs
-    )
+    flops_ms, _, by_flops = timed(lambda: plan_batch(batch, **options, cost=model.flops), runs)
+    near_ms, near_median, near = timed(lambda: plan_batch(batch, **options, groups=groups), runs)
     return {
         f"plan_ms_{name}": best,
         f"plan_ms_{name}_median": median,
@@ -115,7 +124,43 @@ def ours(lengths: Sequence[int], ranks: int, *, name: str, runs: int, seed: int)
         f"imbalance_{name}": round(found.imbalance, 7),
         f"plan_ms_{name}_flops": flops_ms,
         f"imbalance_{name}_flops": imbalance(by_flops, lambda n: float(model.flops(np.array([n]))[0]), batch),
+        f"plan_ms_{name}_groups": near_ms,
+        f"plan_ms_{name}_groups_median": near_median,
+        f"bins_{name}_groups": sum(map(len, near.ranks)),
+        f"imbalance_{name}_groups": round(quality(sizes_of(near, batch), CAPACITY).imbalance, 7),
+        f"reads_a_group_{name}": reads_a_group(near, groups),
+        f"reads_a_group_{name}_apart": reads_a_group(plan, groups),
     }
+
+
+def over_seeds(count: int, ranks: int, *, name: str, seeds: range) -> dict[str, float]:
+    """Plan other lengths, with and without groups: median and worst time, and how often the bound is missed."""
+    out: dict[str, float] = {}
+    for grouped in (False, True):
+        times, missed, worst = [], 0, 0.0
+        for seed in seeds:
+            lengths = log_normal(count, seed)
+            batch = as_batch(lengths, seed)
+            groups = {key: key.rpartition("_")[0] for key in batch} if grouped else None
+            start = time.process_time()
+            plan = plan_batch(batch, ranks=ranks, budget_tokens=CAPACITY, groups=groups)
+            times.append(1000 * (time.process_time() - start))
+            found = quality(sizes_of(plan, batch), CAPACITY)
+            missed += found.bins > multiple(-(-sum(lengths) // CAPACITY), ranks)
+            worst = max(worst, found.imbalance)
+        label = f"{name}_groups_seeds" if grouped else f"{name}_seeds"
+        out |= {f"plan_ms_{label}": round(statistics.median(times), 3), f"plan_ms_{label}_worst": round(max(times), 3)}
+        out |= {f"bound_missed_{label}": missed, f"imbalance_{label}": round(worst, 7)}
+    return out | {f"seeds_{name}": len(seeds)}
+
+
+def plane_ratios() -> dict[str, Any]:
+    """Run the data plane's bench and take its ratios to raw TransferQueue."""
+    script = Path(__file__).parent / "bench_plane.py"
+    done = subprocess.run([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, timeout=900, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    names = ("put_ratio", "get_ratio", "put_share_of_copy", "get_share_of_copy")
+    return {name: found[name] for name in names}
 
 
 def read_module(path: Path, name: str, stand_ins: Mapping[str, ModuleType]) -> ModuleType:
@@ -258,9 +303,11 @@ def better_by(peer: Quality, own: Quality) -> float:
     return peer.fill / own.fill - 1 + own.imbalance / peer.imbalance - 1
 
 
-def duel(peers: Mapping[str, Callable[[Sequence[int], int, int], Bins] | None], cases: int) -> dict[str, Any]:
+def duel(
+    peers: Mapping[str, Callable[[Sequence[int], int, int], Bins] | None], cases: int, *, seed: int
+) -> dict[str, Any]:
     """Count random cases in which a peer's plan is better in fill or balance and not worse in the other by more."""
-    random_ = random.Random(0)
+    random_ = random.Random(seed)
     lost: dict[str, int | None] = {name: None if peer is None else 0 for name, peer in peers.items()}
     lost_at_all = dict(lost)
     planned = dict.fromkeys(peers, 0)
@@ -294,9 +341,11 @@ def duel(peers: Mapping[str, Callable[[Sequence[int], int, int], Bins] | None], 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=1000, help="random cases against the peers")
-    parser.add_argument("--seed", type=int, default=0, help="of the lengths")
+    parser.add_argument("--seed", type=int, default=0, help="of the lengths and of the random cases")
+    parser.add_argument("--seeds", type=int, default=40, help="other lengths that 16,384 samples are drawn with")
     parser.add_argument("--runs", type=int, default=9, help="of each plan of ours; the best one counts")
     parser.add_argument("--no-peers", action="store_true", help="install nothing")
+    parser.add_argument("--plane", action="store_true", help="run bench_plane.py too, for its ratios")
     options = parser.parse_args()
     figures: dict[str, Any] = {}
     runs = [("64", 64, 8), ("512", 512, 16), ("16384", 16_384, 16), ("262144", 262_144, 512)]
@@ -305,12 +354,14 @@ def main() -> None:
         repeats = options.runs if count < 100_000 else 2
         figures |= ours(lengths, ranks, name=name, runs=repeats, seed=options.seed)
     figures |= {short: figures[f"{short}_16384"] for short in ("bins", "lower_bound", "fill", "imbalance")}
+    figures |= over_seeds(16_384, 16, name="16384", seeds=range(options.seed, options.seed + options.seeds))
     with tempfile.TemporaryDirectory() as folder:
         peers = dict.fromkeys(LOADERS) if options.no_peers else load_peers(Path(folder))
         shared = [(name, log_normal(count, options.seed), ranks) for name, count, ranks in runs[1:3]]
         for name, peer in peers.items():
             figures |= peer_figures(name, peer, shared)
-        figures |= duel(peers, options.cases)
+        figures |= duel(peers, options.cases, seed=options.seed)
+    figures |= plane_ratios() if options.plane else {}
     print(json.dumps(figures))
 
 

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from asyncrl.trainers.dealing import Ints, swap_freely
+from asyncrl.trainers.dealing import swap_freely
+from asyncrl.trainers.swaps import Ints
 
 FEW = 2048
 """As many samples, or fewer, are swapped between bins where no fit works."""
-KICKS = 64
-"""A micro-batch more costs every rank more than the search."""
+CANDIDATES = 64
+"""Samples, from the largest that fits to the smallest, among which those that fill a bin are chosen."""
 LEVELLED = (1.0, 0.6, 0.3, 0.0)
 """Shares of the samples, from the largest, that worst fit places before best fit places the rest."""
 
@@ -27,23 +28,116 @@ def pack(sizes: Ints, *, capacity: int, multiple: int) -> tuple[Ints, int]:
 
     `sizes` descend and none is over `capacity`. No bin is empty unless there are more bins than samples.
     """
-    least = -(-int(sizes.sum()) // capacity)
-    count = multiple * max(1, -(-least // multiple))
+    count = multiple * -(-least_bins(sizes, capacity=capacity) // multiple)
     while (bins := pack_into(sizes, count, capacity=capacity)) is None:
         count += multiple
     return bins, count
 
 
+def least_bins(sizes: Ints, *, capacity: int) -> int:
+    """Return a number of bins that no packing is below, at least 1; `sizes` descend.
+
+    For every size up to half the capacity: what is larger than half has a bin of its own, and those
+    of that size or more that are not fill what room is left beside them (S. Martello, P. Toth,
+    "Lower bounds and reduction procedures for the bin packing problem", 1990, bound L2).
+    """
+    total = np.concatenate([[0], sizes.cumsum()])
+    halves = int(np.searchsorted(-sizes, -(capacity // 2), side="left"))
+    upto = np.arange(halves, len(sizes) + 1)
+    floor = sizes[upto[1:] - 1] if len(upto) > 1 else sizes[:0]
+    alone = np.searchsorted(-sizes, -(capacity - floor), side="left").clip(max=halves)
+    beside = (halves - alone) * capacity - (total[halves] - total[alone])
+    rest = total[upto[1:]] - total[halves] - beside
+    more = -(-rest // capacity)
+    return max(1, halves, -(-int(total[-1]) // capacity), int((halves + more.clip(min=0)).max(initial=0)))
+
+
 def pack_into(sizes: Ints, count: int, *, capacity: int) -> Ints | None:
     """Return each sample's bin of `count` bins, or None if no way was found; `sizes` descend."""
+    bins = pack_simply(sizes, count, capacity=capacity)
+    if bins is not None or int(sizes.sum()) > count * capacity:
+        return bins
+    if len(sizes) <= FEW:
+        bins = swap_freely(_level(sizes, count)[0], sizes.astype(np.float64), hands=count, enough=capacity)
+        if np.bincount(bins, weights=sizes).max() <= capacity:
+            return bins
+    bins = _fill(sizes.tolist(), count, capacity=capacity)
+    return None if (bins < 0).any() else _fill_empty(bins, count)
+
+
+def pack_simply(sizes: Ints, count: int, *, capacity: int) -> Ints | None:
+    """Return what worst or best fit make of it, None if nothing or if there are fewer samples than bins."""
     for share in LEVELLED:
         bins = _fit(sizes, count, capacity=capacity, levelled=round(share * len(sizes)))
         if bins is not None:
             return bins
-    if len(sizes) > FEW or int(sizes.sum()) > count * capacity:
-        return None
-    bins = swap_freely(_level(sizes, count)[0], sizes.astype(np.float64), hands=count, enough=capacity, kicks=KICKS)
-    return bins if np.bincount(bins, weights=sizes).max() <= capacity else None
+    return None
+
+
+def _fill(sizes: Sequence[int], count: int, *, capacity: int) -> Ints:
+    """Fill a bin after another: the largest sample left, and the samples that fill the rest of it best; -1: none.
+
+    The sums that samples have are the bits of one number (S. Martello, P. Toth, "Knapsack Problems", 1990,
+    section 4.2; J. N. D. Gupta, J. C. Ho, "A new heuristic algorithm for the one-dimensional bin-packing
+    problem", 1999, fill bins so).
+    """
+    bins = np.full(len(sizes), -1)
+    left = list(range(len(sizes)))
+    for number in range(count):
+        if not left:
+            break
+        first = left[0]
+        room = capacity - sizes[first]
+        reached, sums = 1, [1]
+        mask = (2 << room) - 1
+        fits = bisect_left(left, -room, lo=1, key=lambda index: -sizes[index])
+        places = range(fits, len(left), max(1, (len(left) - fits) // CANDIDATES))
+        for place in places:
+            reached |= reached << sizes[left[place]] & mask
+            sums.append(reached)
+            if reached >> room:
+                break
+        wanted = reached.bit_length() - 1
+        bins[first] = number
+        gone = [0]
+        for before, place in reversed(list(zip(sums[:-1], places, strict=False))):
+            if not before >> wanted & 1:
+                wanted -= sizes[left[place]]
+                bins[left[place]] = number
+                gone.append(place)
+        for place in sorted(gone, reverse=True):
+            del left[place]
+    return bins
+
+
+def pack_apart(sizes: Ints, owner: Ints, *, hands: int, each: int, capacity: int) -> Ints | None:
+    """Return each sample's bin of `hands * each`, or None if no way was found; `sizes` descend.
+
+    Samples of one owner go to its own bins; the few, and small, that do not fit there go where there is room.
+    """
+    by_owner = np.argsort(owner, kind="stable")
+    ends = np.bincount(owner, minlength=hands).cumsum()
+    parts = [by_owner[end - n : end] for end, n in zip(ends, np.diff(ends, prepend=0), strict=True)]
+    for share in (*LEVELLED, None):
+        bins = np.full(len(sizes), -1)
+        for hand, mine in enumerate(parts):
+            some = _fit_or_fill(sizes[mine], each, capacity=capacity, share=share)
+            if some is None:
+                break
+            bins[mine] = np.where(some < 0, some, some + hand * each)
+        else:
+            left = bins < 0
+            load = np.bincount(bins[~left], weights=sizes[~left], minlength=hands * each).astype(np.int64)
+            bins[left] = _best_fit(sizes[left].tolist(), (capacity - load).tolist())
+            if not (bins < 0).any():
+                return _fill_empty(bins, hands * each)
+    return None
+
+
+def _fit_or_fill(sizes: Ints, count: int, *, capacity: int, share: float | None) -> Ints | None:
+    if share is None:
+        return _fill(sizes.tolist(), count, capacity=capacity)
+    return _fit_some(sizes, count, capacity=capacity, levelled=round(share * len(sizes)))
 
 
 def pack_in_order(sizes: Ints, *, capacity: int, multiple: int) -> tuple[Ints, int]:
@@ -67,14 +161,17 @@ def pack_in_order(sizes: Ints, *, capacity: int, multiple: int) -> tuple[Ints, i
 def _fit(sizes: Ints, count: int, *, capacity: int, levelled: int) -> Ints | None:
     if len(sizes) <= count:
         return np.arange(len(sizes))
+    bins = _fit_some(sizes, count, capacity=capacity, levelled=levelled)
+    return None if bins is None or (bins < 0).any() else _fill_empty(bins, count)
+
+
+def _fit_some(sizes: Ints, count: int, *, capacity: int, levelled: int) -> Ints | None:
+    """Return each sample's bin, -1 where it fits in none; None if levelling went over the capacity."""
     large = max(levelled, count) if levelled else 0
     bins, loads = _level(sizes[:large], count)
     if loads.max() > capacity:
         return None
-    rest = _best_fit(sizes[large:].tolist(), (capacity - loads).tolist())
-    if rest is None:
-        return None
-    return _fill_empty(np.concatenate([bins, np.array(rest, np.int64)]), count)
+    return np.concatenate([bins, _best_fit(sizes[large:].tolist(), (capacity - loads).tolist())])
 
 
 def _level(sizes: Ints, count: int) -> tuple[Ints, Ints]:
@@ -94,8 +191,8 @@ def _level(sizes: Ints, count: int) -> tuple[Ints, Ints]:
     return bins, loads
 
 
-def _best_fit(sizes: Sequence[int], room: Sequence[int]) -> list[int] | None:
-    """Give each size to a bin with the least room that holds it; None if one fits nowhere."""
+def _best_fit(sizes: Sequence[int], room: Sequence[int]) -> Ints:
+    """Give each size to a bin with the least room that holds it; -1 if it fits nowhere."""
     bins_with: defaultdict[int, list[int]] = defaultdict(list)
     for index in reversed(range(len(room))):
         bins_with[room[index]].append(index)
@@ -104,7 +201,8 @@ def _best_fit(sizes: Sequence[int], room: Sequence[int]) -> list[int] | None:
     for size in sizes:
         at = bisect_left(rooms, size)
         if at == len(rooms):
-            return None
+            chosen.append(-1)
+            continue
         before = rooms[at]
         same = bins_with[before]
         index = same.pop()
@@ -115,7 +213,7 @@ def _best_fit(sizes: Sequence[int], room: Sequence[int]) -> list[int] | None:
         if not left:
             insort(rooms, before - size)
         left.append(index)
-    return chosen
+    return np.array(chosen, np.int64)
 
 
 def _fill_empty(bins: Ints, count: int) -> Ints:

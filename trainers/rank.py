@@ -1,10 +1,10 @@
 """A data-parallel trainer rank: fetches its own rows, runs its micro-batches, steps with the others.
 
-Invariant: after every step all ranks hold equal weights, since all apply the same summed gradient.
+Invariant: after every update all ranks hold equal weights, since all apply the same summed gradient.
 """
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,15 +15,22 @@ from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.offload import Offload
 from asyncrl.engine.outbox import Numbered, Outbox
 from asyncrl.engine.records import MicroBatch
-from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, TOKENS
+from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, REFERENCE_LOGPROBS, TOKENS, TRAINER_LOGPROBS
 from asyncrl.engine.records.work import RankResult, RankWork
 from asyncrl.engine.weights.base import WeightTransport
 from asyncrl.trainers.backends.base import Backend, Rows, StepSums
+from asyncrl.trainers.feed import feed
+from asyncrl.trainers.fetch import Policy, Values, fetch_for
 from asyncrl.trainers.reducer import Reducer
+from asyncrl.trainers.siblings import OnlyChild, Siblings
 
 
 class TrainerRank:
-    """One rank. `train`, `warm_up` and `weights` are called one at a time by the driver."""
+    """One rank. `train`, `logprobs`, `warm_up` and `weights` are called one at a time by the driver.
+
+    `siblings` share its replica and rows; `extras` are columns of the partition that go to the backend
+    unasked, where they hold tensors; `peak_flops` is of its device, FLOPs a second.
+    """
 
     def __init__(
         self,
@@ -38,6 +45,10 @@ class TrainerRank:
         offload: Offload[Any],
         learning_rate: float,
         least_step_s: float = 0.0,
+        siblings: Siblings | None = None,
+        fetch_policy: Policy = "auto",
+        extras: Sequence[str] = (),
+        peak_flops: float | None = None,
     ) -> None:
         self.name = f"rank{rank}"
         self._rank = rank
@@ -50,53 +61,73 @@ class TrainerRank:
         self._offload = offload
         self._learning_rate = learning_rate
         self._least_step_s = least_step_s
+        self._siblings = siblings or OnlyChild()
+        self._fetch = fetch_for(fetch_policy, plane, partition, siblings=self._siblings)
+        self._extras = tuple(extras)
+        self._peak_flops = peak_flops or 0.0
         self._outbox = Outbox()
 
     async def train(self, work: RankWork) -> RankResult:
-        """Run one step of the plan; returns sums over this rank's trained tokens."""
-        sums, seconds = StepSums(), 0.0
+        """Run the plan, update by update; returns sums over this rank's trained tokens."""
+        sums, norms = StepSums(), []
+        seconds = waited_s = 0.0
         done_at = anyio.current_time() + self._least_step_s
-        async for _, rows in self._rows(work):
-            started = time.perf_counter()
-            part = await self._offload(partial(self._backend.accumulate, rows, work.total_tokens))
-            seconds += time.perf_counter() - started
-            sums.loss += part.loss
-            sums.ratio += part.ratio
-            sums.clipped += part.clipped
-            sums.kl += part.kl
-            sums.tokens += part.tokens
-        norm = await self._update(self._learning_rate)
+        micro_batches = iter(work.micro_batches)
+        async with feed(self._fetch, work.micro_batches, columns=(*COLUMNS, *work.columns), extras=self._extras) as fed:
+            for update in work.parts:
+                for _ in range(update.micro_batches):
+                    asked = time.perf_counter()
+                    values = await fed.receive()
+                    started = time.perf_counter()
+                    rows = _rows(work, next(micro_batches), values)
+                    sums.add(await self._offload(partial(self._backend.accumulate, rows, update.tokens)))
+                    waited_s += started - asked
+                    seconds += time.perf_counter() - started
+                norms.append(await self._update(self._learning_rate))
         await anyio.sleep(max(0.0, done_at - anyio.current_time()))
-        return RankResult(sums.loss, sums.ratio, sums.clipped, sums.kl, sums.tokens, norm, seconds)
+        return RankResult(
+            loss=sums.loss / len(norms),
+            ratio_sum=sums.ratio,
+            clipped=sums.clipped,
+            kl_sum=sums.kl,
+            tokens=sums.tokens,
+            grad_norm=sum(norms) / len(norms),
+            seconds=seconds,
+            waited_s=waited_s,
+            weight_sum=sums.weight,
+            used_weight_sum=sums.used_weight,
+            truncated=sums.truncated,
+            reference_kl_sum=sums.reference_kl,
+            peak_flops=self._peak_flops,
+        )
 
     async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:
-        """Return, by key, the largest size and the mean of log π - log π_sampler over trained tokens."""
+        """Run a forward-only stage, under the policy or the frozen reference, and leave its column if asked.
+
+        Return, by key, the largest size and the mean of log π - log π_sampler over trained tokens; nothing
+        for the reference, which is not compared.
+        """
+        reference = work.stage == REFERENCE_LOGPROBS
+        columns = (TOKENS,) if reference else COLUMNS
+        found: dict[str, torch.Tensor] = {}
         gaps: dict[str, tuple[float, float]] = {}
-        async for batch, rows in self._rows(work):
-            if batch.filler:
-                continue
-            ratios = await self._offload(partial(self._backend.log_ratios, rows))
-            for key, ratio in zip(batch.keys, ratios, strict=True):
-                gaps[key] = (float(ratio.abs().max()), float(ratio.mean())) if ratio.numel() else (0.0, 0.0)
+        async with feed(self._fetch, work.micro_batches, columns=columns, extras=self._extras) as fed:
+            for batch in work.micro_batches:
+                rows = _rows(work, batch, await fed.receive())
+                if batch.filler:
+                    continue
+                logprobs = await self._offload(partial(self._backend.logprobs, rows, reference=reference))
+                found.update(zip(batch.keys, logprobs, strict=True))
+                if not reference:
+                    gaps.update(zip(batch.keys, map(_gap, logprobs, rows.logprobs, rows.withheld), strict=True))
+        if work.write:
+            await self._write_back(REFERENCE_LOGPROBS if reference else TRAINER_LOGPROBS, found)
         return gaps
 
-    async def _rows(self, work: RankWork) -> AsyncIterator[tuple[MicroBatch, Rows]]:
-        """Fetch this rank's rows in one read; yield them by micro-batch."""
-        keys = list(dict.fromkeys(key for batch in work.micro_batches for key in batch.keys))
-        columns = await self._plane.read(self._partition, keys, COLUMNS)
-        at = {key: i for i, key in enumerate(keys)}
-        for batch in work.micro_batches:
-            yield (
-                batch,
-                Rows(
-                    tokens=[columns[TOKENS][at[key]] for key in batch.keys],
-                    logprobs=[columns[LOGPROBS][at[key]] for key in batch.keys],
-                    prompt_tokens=[work.prompt_tokens[key] for key in batch.keys],
-                    advantages=[work.advantages[key] for key in batch.keys],
-                    withheld=[work.withheld[key] for key in batch.keys],
-                    filler=batch.filler,
-                ),
-            )
+    async def _write_back(self, column: str, values: dict[str, torch.Tensor]) -> None:
+        """Write a column by key. The one leader of the siblings writes, always, whoever fetched the rows."""
+        if values and self._siblings.index == 0:
+            await self._plane.write(self._partition, column, values, writer=self.name)
 
     async def warm_up(
         self, examples: Sequence[tuple[list[int], int]], *, steps: int, batch: int, learning_rate: float
@@ -115,6 +146,7 @@ class TrainerRank:
             loss = float(await self._reducer.sum(torch.tensor(part, dtype=torch.float64)))
             await self._update(learning_rate)
         self._backend.reset_optimizer()
+        self._backend.freeze_reference()
         return loss
 
     async def weights(self) -> Any:
@@ -128,3 +160,25 @@ class TrainerRank:
     async def _update(self, learning_rate: float) -> float:
         gradients = await self._reducer.sum(await self._offload(self._backend.gradients))
         return float(await self._offload(lambda: self._backend.apply(gradients, learning_rate=learning_rate)))
+
+
+def _rows(work: RankWork, batch: MicroBatch, values: Values) -> Rows:
+    known = {*COLUMNS, TRAINER_LOGPROBS, REFERENCE_LOGPROBS}
+    return Rows(
+        tokens=values[TOKENS],
+        logprobs=values.get(LOGPROBS, ()),
+        prompt_tokens=[work.prompt_tokens[key] for key in batch.keys],
+        advantages=[work.advantages[key] for key in batch.keys],
+        withheld=[work.withheld[key] for key in batch.keys],
+        filler=batch.filler,
+        proximal_logprobs=values.get(TRAINER_LOGPROBS),
+        reference_logprobs=values.get(REFERENCE_LOGPROBS),
+        scales=[work.scales[key] for key in batch.keys] if work.scales else None,
+        pad_to=work.pad_to,
+        extras={name: rows for name, rows in values.items() if name not in known},
+    )
+
+
+def _gap(logprobs: torch.Tensor, sampled: torch.Tensor, withheld: int) -> tuple[float, float]:
+    gap = logprobs[withheld:] - sampled[withheld:].to(logprobs)
+    return (float(gap.abs().max()), float(gap.mean())) if gap.numel() else (0.0, 0.0)

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from asyncrl.collectors.collector import Collector
 from asyncrl.collectors.generators.torch_generator import TorchGenerator
 from asyncrl.collectors.tasks import Task, load_task
@@ -19,6 +21,7 @@ from asyncrl.filters import build_chain
 from asyncrl.trainers.backends.torch_backend import TorchBackend
 from asyncrl.trainers.cost_model import CostModel
 from asyncrl.trainers.objective import Clip
+from asyncrl.trainers.peak import peak_flops
 from asyncrl.trainers.rank import TrainerRank
 from asyncrl.trainers.reducer import Reducer
 
@@ -98,6 +101,11 @@ def build_run_model(config: RunConfig) -> Any:
     return build_model(config.model, vocab_size=vocab_size, seed=config.run.seed)
 
 
+def _device_name(model: Any) -> str:
+    device = next(model.parameters()).device
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def build_rank(
     config: RunConfig,
     rank: int,
@@ -118,6 +126,8 @@ def build_rank(
         weight_decay=trainer.weight_decay,
         max_grad_norm=trainer.max_grad_norm,
         packed=trainer.packed,
+        importance_cap=trainer.importance_cap,
+        reference_kl=trainer.reference_kl,
     )
     return TrainerRank(
         rank,
@@ -130,4 +140,7 @@ def build_rank(
         offload=offload,
         learning_rate=trainer.learning_rate,
         least_step_s=trainer.least_step_s,
+        fetch_policy=trainer.fetch_policy,
+        extras=[name for name in train_partition(config).columns if name not in COLUMNS],
+        peak_flops=peak_flops(_device_name(model), configured=trainer.peak_flops),
     )

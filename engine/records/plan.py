@@ -1,6 +1,7 @@
 """The driver's packing: for each data-parallel rank, an equal number of micro-batches of keys."""
 
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,14 @@ class Plan:
             raise ValueError(f"ranks differ in micro-batches: {[len(rank) for rank in self.ranks]}")
         if self.updates and counts != {sum(self.updates)}:
             raise ValueError(f"updates of {list(self.updates)} micro-batches; the ranks have {sorted(counts)}")
+
+    @property
+    def parts(self) -> tuple["Plan", ...]:
+        """The plan of each optimizer update by itself; a plan without `updates` is its own only part."""
+        if not self.updates:
+            return (self,)
+        ends = list(accumulate(self.updates, initial=0))
+        return tuple(Plan(tuple(rank[start:end] for rank in self.ranks)) for start, end in pairwise(ends))
 
     @property
     def keys(self) -> frozenset[str]:

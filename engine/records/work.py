@@ -1,16 +1,35 @@
-"""What the driver sends a rank for one step, and what comes back. Metadata only."""
+"""What the driver sends a rank for one stage of a step, and what comes back. Metadata only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from asyncrl.engine.records.plan import MicroBatch
+
+Stage = Literal["logprobs", "reference_logprobs", "train"]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One optimizer update: how many of every rank's micro-batches, and trained tokens over all ranks.
+
+    The loss of its tokens is divided by `tokens`.
+    """
+
+    micro_batches: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
     """One rank's part of a plan; by key its advantage, prompt tokens, and leading response tokens withheld.
 
-    `total_tokens` is the number of trained tokens over all ranks, by which the loss is divided.
+    `advantages` carry the scale of the loss normalisation; `scales` are that factor alone, by key, for
+    what is not a multiple of the advantage (empty: 1 everywhere). `total_tokens` is the number of trained
+    tokens over all ranks, and `updates` its parts in order of micro-batches (empty: one of all). `columns`
+    are later columns that the stage reads beside what every put brings. A forward-only stage leaves its
+    result as the column of its stage where `write` holds. `pad_to` is the step's one forward length, in
+    tokens (0: each micro-batch has its own).
     """
 
     step: int
@@ -19,13 +38,26 @@ class RankWork:
     prompt_tokens: Mapping[str, int]
     withheld: Mapping[str, int]
     total_tokens: int
+    stage: Stage = "train"
+    updates: tuple[Update, ...] = ()
+    scales: Mapping[str, float] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    write: bool = False
+    pad_to: int = 0
+
+    @property
+    def parts(self) -> tuple[Update, ...]:
+        """The optimizer updates, also where there is one."""
+        return self.updates or (Update(len(self.micro_batches), self.total_tokens),)
 
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """Sums over this rank's trained tokens (the loss already divided by `total_tokens`).
+    """Sums over this rank's trained tokens; the loss is divided by each update's tokens and the number of updates.
 
-    `seconds` is what its micro-batches took, without waiting for rows or for other ranks.
+    `grad_norm` is the mean over updates. `weight_sum` is of importance weights as they are, `used_weight_sum`
+    as truncated, `truncated` how many were. `seconds` is what its micro-batches took, without waiting
+    for rows (`waited_s`) or for other ranks. `peak_flops` is of its device in FLOPs a second, 0 if not known.
     """
 
     loss: float
@@ -35,3 +67,9 @@ class RankResult:
     tokens: int
     grad_norm: float
     seconds: float = 0.0
+    waited_s: float = 0.0
+    weight_sum: float = 0.0
+    used_weight_sum: float = 0.0
+    truncated: int = 0
+    reference_kl_sum: float = 0.0
+    peak_flops: float = 0.0

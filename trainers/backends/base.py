@@ -1,7 +1,7 @@
-"""What a trainer rank asks of a backend: gradients in pieces, then one update."""
+"""What a trainer rank asks of a backend: log-probabilities, gradients in pieces, then one update."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 import torch
@@ -14,7 +14,13 @@ class Rows:
     """A micro-batch of B samples: ids (L_i), behaviour log-probabilities (response_i), advantages.
 
     The first `withheld` tokens of a response are context alone: too old to be trained on.
-    A filler's rows go through the model and add nothing.
+    A filler's rows go through the model and add nothing. Tensors may be views of shared memory: read only.
+
+    proximal_logprobs: of the policy at the start of the batch (response_i); None: the behaviour's stand for them.
+    reference_logprobs: of the frozen reference model (response_i); None: there is none.
+    scales: the loss normalisation's factor of each sample's tokens; None: 1.
+    pad_to: the forward length in tokens, common to all ranks of the step; 0: the micro-batch's own.
+    extras: further tensor columns of the partition (images, say), one tensor a sample.
     """
 
     tokens: Sequence[torch.Tensor]
@@ -23,17 +29,30 @@ class Rows:
     advantages: Sequence[float]
     withheld: Sequence[int]
     filler: bool
+    proximal_logprobs: Sequence[torch.Tensor] | None = None
+    reference_logprobs: Sequence[torch.Tensor] | None = None
+    scales: Sequence[float] | None = None
+    pad_to: int = 0
+    extras: Mapping[str, Sequence[torch.Tensor]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class StepSums:
-    """Sums over trained tokens so far."""
+    """Sums over trained tokens so far; `loss` is divided by the tokens of its update."""
 
     loss: float = 0.0
     ratio: float = 0.0
     clipped: int = 0
     kl: float = 0.0
     tokens: int = 0
+    weight: float = 0.0
+    used_weight: float = 0.0
+    truncated: int = 0
+    reference_kl: float = 0.0
+
+    def add(self, other: "StepSums") -> None:
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
 
 class Backend(Protocol):
@@ -42,8 +61,11 @@ class Backend(Protocol):
     def accumulate(self, rows: Rows, total_tokens: int) -> StepSums:
         """Add the gradient of this micro-batch's loss sum / `total_tokens`; return its sums."""
 
-    def log_ratios(self, rows: Rows) -> list[torch.Tensor]:
-        """Return per sample log π - log π_sampler of its trained tokens; no gradient."""
+    def logprobs(self, rows: Rows, *, reference: bool = False) -> list[torch.Tensor]:
+        """Return per sample the log-probabilities of its response (response_i), without gradient.
+
+        They are the policy's, or the frozen reference model's. Only ids, prompt lengths and extras are looked at.
+        """
 
     def accumulate_supervised(self, tokens: Sequence[torch.Tensor], prompt_tokens: Sequence[int], total: int) -> float:
         """Add the gradient of the negative log-likelihood of the answers / `total` tokens; return its part."""
@@ -56,6 +78,9 @@ class Backend(Protocol):
 
     def reset_optimizer(self) -> None:
         """Forget the optimizer's moments (after the warm-up)."""
+
+    def freeze_reference(self) -> None:
+        """Make the weights as they are now those of the reference model, if there is one."""
 
     def state(self) -> State:
         """Return the weights to publish."""

@@ -1,6 +1,7 @@
-"""Training in PyTorch: a whole replica a rank, AdamW, padded micro-batches."""
+"""Training in PyTorch: a whole replica a rank, AdamW, padded or packed micro-batches."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,11 +10,16 @@ from asyncrl.engine.data_plane.codec import pad_rows
 from asyncrl.engine.model.causal_lm import token_logprobs
 from asyncrl.engine.weights.base import State
 from asyncrl.trainers.backends.base import Rows, StepSums
-from asyncrl.trainers.objective import Clip, policy_loss_sums
+from asyncrl.trainers.backends.packing import Packing, has_varlen, use_varlen
+from asyncrl.trainers.objective import Clip, Proximal, Reference, policy_loss_sums
 
 
 class TorchBackend:
-    """`temperature` is the sampling temperature, so that the ratio of an unchanged policy is 1."""
+    """`temperature` is the sampling temperature, so that the ratio of an unchanged policy is 1.
+
+    With a `reference_kl` over 0 a frozen copy of the model is kept, and the loss adds that times the
+    divergence from it. Importance weights of a proximal policy are truncated at `importance_cap`.
+    """
 
     def __init__(
         self,
@@ -26,6 +32,8 @@ class TorchBackend:
         weight_decay: float,
         max_grad_norm: float,
         packed: bool = False,
+        importance_cap: float = 2.0,
+        reference_kl: float = 0.0,
     ) -> None:
         self._model = model
         self._pad_id = pad_id
@@ -35,8 +43,22 @@ class TorchBackend:
         self._weight_decay = weight_decay
         self._max_grad_norm = max_grad_norm
         self._packed = packed
+        self._importance_cap = importance_cap
+        self._reference_kl = reference_kl
+        self._reference: Any = None
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._device, self._dtype = self._parameters[0].device, self._parameters[0].dtype
+        if packed and has_varlen(self._device, self._dtype):
+            use_varlen(model)
         self.reset_optimizer()
+        self.freeze_reference()
+
+    def freeze_reference(self) -> None:
+        if not self._reference_kl:
+            return
+        if self._reference is None:
+            self._reference = copy.deepcopy(self._model).requires_grad_(requires_grad=False)
+        self._reference.load_state_dict(self._model.state_dict())
 
     def reset_optimizer(self) -> None:
         self._optimizer = torch.optim.AdamW(
@@ -44,17 +66,25 @@ class TorchBackend:
         )
 
     def accumulate(self, rows: Rows, total_tokens: int) -> StepSums:
-        logprobs = self._logprobs(rows.tokens)
-        behaviour = torch.zeros_like(logprobs)
-        advantages = torch.zeros_like(logprobs)
+        logprobs = self._logprobs(rows.tokens, pad_to=rows.pad_to, extras=rows.extras)
         mask = torch.zeros_like(logprobs, dtype=torch.bool)
-        for i, (prompt, sampled) in enumerate(zip(rows.prompt_tokens, rows.logprobs, strict=True)):
-            # The output at prompt - 1 predicts the first response token.
-            at = slice(prompt - 1, prompt - 1 + sampled.shape[0])
-            behaviour[i, at] = sampled.to(behaviour.dtype)
-            advantages[i, at] = rows.advantages[i]
-            mask[i, at.start + rows.withheld[i] : at.stop] = not rows.filler
-        sums = policy_loss_sums(logprobs, behaviour, advantages, mask, self._clip)
+        for i, (at, skip) in enumerate(zip(_responses(rows), rows.withheld, strict=True)):
+            mask[i, at.start + skip : at.stop] = not rows.filler
+        proximal, reference = None, None
+        if rows.proximal_logprobs is not None:
+            proximal = Proximal(_placed(rows, rows.proximal_logprobs, logprobs), self._importance_cap)
+        if self._reference_kl and rows.reference_logprobs is not None:
+            scales = _placed(rows, rows.scales or [1.0] * len(rows.tokens), logprobs)
+            reference = Reference(_placed(rows, rows.reference_logprobs, logprobs), scales, self._reference_kl)
+        sums = policy_loss_sums(
+            logprobs,
+            _placed(rows, rows.logprobs, logprobs),
+            _placed(rows, rows.advantages, logprobs),
+            mask,
+            self._clip,
+            proximal=proximal,
+            reference=reference,
+        )
         loss = sums.loss / max(total_tokens, 1)
         loss.backward()  # type: ignore[no-untyped-call]
         return StepSums(
@@ -63,17 +93,16 @@ class TorchBackend:
             clipped=int(sums.clipped),
             kl=float(sums.kl),
             tokens=int(sums.tokens),
+            weight=float(sums.weight),
+            used_weight=float(sums.used_weight),
+            truncated=int(sums.truncated),
+            reference_kl=float(sums.reference_kl),
         )
 
-    @torch.inference_mode()
-    def log_ratios(self, rows: Rows) -> list[torch.Tensor]:
-        logprobs = self._logprobs(rows.tokens)
-        return [
-            logprobs[i, prompt - 1 : prompt - 1 + sampled.shape[0]][skip:] - sampled[skip:].to(logprobs.dtype)
-            for i, (prompt, sampled, skip) in enumerate(
-                zip(rows.prompt_tokens, rows.logprobs, rows.withheld, strict=True)
-            )
-        ]
+    @torch.no_grad()
+    def logprobs(self, rows: Rows, *, reference: bool = False) -> list[torch.Tensor]:
+        logprobs = self._logprobs(rows.tokens, pad_to=rows.pad_to, extras=rows.extras, reference=reference)
+        return [logprobs[i, at] for i, at in enumerate(_responses(rows))]
 
     def accumulate_supervised(self, tokens: Sequence[torch.Tensor], prompt_tokens: Sequence[int], total: int) -> float:
         logprobs = self._logprobs(tokens)
@@ -109,31 +138,58 @@ class TorchBackend:
         state: State = self._model.state_dict()
         return state
 
-    def _logprobs(self, tokens: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return log-probabilities (B, L - 1): at t, of the token at t + 1 given those up to t."""
+    def _logprobs(
+        self,
+        tokens: Sequence[torch.Tensor],
+        *,
+        pad_to: int = 0,
+        extras: Mapping[str, Sequence[torch.Tensor]] | None = None,
+        reference: bool = False,
+    ) -> torch.Tensor:
+        """Return log-probabilities (B, L - 1): at t, of the token at t + 1 given those up to t.
+
+        L is the longest sample's length, or `pad_to`. Extras go to the model under their names, each
+        concatenated over samples along the first dimension, as multimodal models take them.
+        """
+        model = self._reference if reference else self._model
+        more = {name: torch.cat(list(values)).to(self._device) for name, values in (extras or {}).items()}
         if self._packed:
-            return pad_rows(self._packed_logprobs(tokens))
-        ids = pad_rows([row.long() for row in tokens], self._pad_id)
-        lengths = torch.tensor([row.shape[0] for row in tokens])
-        attention = (torch.arange(ids.shape[1]) < lengths.unsqueeze(1)).long()
-        logits = self._model(input_ids=ids, attention_mask=attention, use_cache=False).logits
+            return pad_rows(self._packed_logprobs(model, tokens, pad_to, more))
+        ids = pad_rows([row.long() for row in tokens], self._pad_id, pad_to or None).to(self._device)
+        lengths = torch.tensor([row.shape[0] for row in tokens], device=self._device)
+        attention = (torch.arange(ids.shape[1], device=self._device) < lengths.unsqueeze(1)).long()
+        logits = model(input_ids=ids, attention_mask=attention, use_cache=False, **more).logits
         return token_logprobs(logits[:, :-1], ids[:, 1:], self._temperature)
 
-    def _packed_logprobs(self, tokens: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _packed_logprobs(
+        self, model: Any, tokens: Sequence[torch.Tensor], pad_to: int, more: Mapping[str, torch.Tensor]
+    ) -> list[torch.Tensor]:
         """Run all samples as one row of T tokens; return log-probabilities of each, (L_i - 1).
 
         Positions start anew in each sample, and a token attends to earlier ones of its own sample
-        alone. No token is predicted from another sample.
+        alone. No token is predicted from another sample. What pads the row is a sample of its own.
         """
-        lengths = torch.tensor([row.shape[0] for row in tokens])
-        ids = torch.cat([row.long() for row in tokens]).unsqueeze(0)
-        positions = torch.cat([torch.arange(int(n)) for n in lengths]).unsqueeze(0)
-        sample = torch.repeat_interleave(torch.arange(len(tokens)), lengths)
-        attends = (sample.unsqueeze(1) == sample.unsqueeze(0)).tril()
-        dtype = next(iter(self._parameters)).dtype
-        mask = torch.zeros(attends.shape, dtype=dtype).masked_fill(~attends, torch.finfo(dtype).min)
-        logits = self._model(
-            input_ids=ids, attention_mask=mask[None, None], position_ids=positions, use_cache=False
+        rows = [row.long() for row in tokens]
+        padding = pad_to - sum(row.shape[0] for row in rows)
+        if padding > 0:
+            rows.append(torch.full((padding,), self._pad_id))
+        packing = Packing([row.shape[0] for row in rows])
+        ids = torch.cat(rows).to(self._device)
+        logits = model(
+            input_ids=ids.unsqueeze(0), use_cache=False, **packing.arguments(self._device, self._dtype), **more
         ).logits[0]
-        parts = zip(torch.split(logits, lengths.tolist()), tokens, strict=True)
-        return [token_logprobs(part[:-1], row.long()[1:], self._temperature) for part, row in parts]
+        parts = zip(packing.split(logits), packing.split(ids), strict=True)
+        return [token_logprobs(out[:-1], row[1:], self._temperature) for out, row in parts][: len(tokens)]
+
+
+def _responses(rows: Rows) -> list[slice]:
+    """Return where in a sample's outputs its response is predicted: the output at prompt - 1 is of its first token."""
+    return [slice(prompt - 1, ids.shape[0] - 1) for ids, prompt in zip(rows.tokens, rows.prompt_tokens, strict=True)]
+
+
+def _placed(rows: Rows, values: Sequence[torch.Tensor] | Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    """Put each sample's values, one a response token or one for all, where they are predicted; 0 elsewhere."""
+    out = torch.zeros_like(like, requires_grad=False)
+    for i, (at, value) in enumerate(zip(_responses(rows), values, strict=True)):
+        out[i, at] = torch.as_tensor(value, dtype=out.dtype, device=out.device)
+    return out

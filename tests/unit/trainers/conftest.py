@@ -12,14 +12,19 @@ import pytest
 import torch
 from torch import nn
 
+from asyncrl.configs.schema import Model
 from asyncrl.engine.data_plane.base import Partition
 from asyncrl.engine.data_plane.local import LocalPlane
+from asyncrl.engine.model.causal_lm import build_model
 from asyncrl.engine.offload import in_place
-from asyncrl.engine.records import GroupMeta, Plan
-from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, TOKENS
+from asyncrl.engine.records import GroupMeta, MicroBatch, Plan
+from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, REFERENCE_LOGPROBS, TOKENS, TRAINER_LOGPROBS
 from asyncrl.engine.records.group import GROUP, VERSION
 from asyncrl.engine.records.keys import sample_keys
 from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.selection import Selection
+from asyncrl.engine.stages import Stages
+from asyncrl.engine.testing.simulation import simulated_config
 from asyncrl.engine.testing.virtual_time import run_virtual
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.trainers.backends.torch_backend import TorchBackend
@@ -183,6 +188,141 @@ def reference_token(logprob: float, behaviour: float, advantage: float, clip: Cl
     return -gain, ratio, not 1 - clip.low <= ratio <= 1 + clip.high, ratio - 1 - gap
 
 
+@dataclass
+class BatchOutcome:
+    """What the stages of one batch gave, by the driver's stages on real ranks; `columns` are by key.
+
+    `forward` is what each rank was given to measure.
+    """
+
+    samples: dict[str, Sample]
+    behaviour: dict[str, torch.Tensor]
+    forward: list[tuple[MicroBatch, ...]]
+    plan: Plan
+    gaps: dict[str, tuple[float, float]]
+    results: list[RankResult]
+    columns: dict[str, dict[str, torch.Tensor]]
+    weights: list[dict[str, torch.Tensor]]
+    reads: list[tuple[str, ...]]
+
+
+class ListeningRank(TrainerRank):
+    """Keeps its part of forward-only plans."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.measured: tuple[MicroBatch, ...] = ()
+
+    async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:
+        self.measured = work.micro_batches
+        return await super().logprobs(work)
+
+
+class CountingPlane(LocalPlane):
+    """Keeps the keys of every read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[tuple[str, ...]] = []
+
+    async def read(self, partition: str, keys: Sequence[str], columns: Sequence[str]) -> dict[str, list[Any]]:
+        self.reads.append(tuple(keys))
+        return await super().read(partition, keys, columns)
+
+
+def train_batch(
+    model: Any,
+    samples: Sequence[Sample],
+    *,
+    drift: float = 0.0,
+    group_size: int = 3,
+    make: Callable[..., Any] | None = None,
+    **trainer: Any,
+) -> BatchOutcome:
+    """Run all stages that `trainer`, options of that section, ask for.
+
+    The policy starts `drift` away from the reference, in every weight. `make` stands in for the backend.
+    """
+    config = simulated_config(
+        trainer__learning_rate=1e-3,
+        trainer__beta1=0.9,
+        trainer__beta2=0.95,
+        rollout__group_size=max(2, group_size),
+        **{f"trainer__{name}": value for name, value in trainer.items()},
+    )
+    options = config.trainer
+    rows = [sample_keys(0, group, group_size) for group in range(-(-len(samples) // group_size))]
+    by_key = dict(zip((key for row in rows for key in row), samples, strict=True))
+    behaviour = {key: response_logprobs(model, sample) - sample.gap for key, sample in by_key.items()}
+    selection = Selection(
+        lengths={key: len(sample.ids) for key, sample in by_key.items()},
+        prompt_tokens={key: sample.prompt for key, sample in by_key.items()},
+        response_tokens={key: len(s.ids) - s.prompt - s.withheld for key, s in by_key.items()},
+        advantages={key: sample.advantage for key, sample in by_key.items()},
+        withheld={key: sample.withheld for key, sample in by_key.items()},
+        ages=dict.fromkeys(by_key, 0),
+        masks={},
+        reward_sum=0.0,
+    )
+
+    async def main() -> BatchOutcome:
+        plane = CountingPlane()
+        await plane.register(Partition("train", group_size, COLUMNS, ("trainer",)))
+        for group, keys in enumerate(rows):
+            tokens = [torch.tensor(by_key[key].ids, dtype=torch.int32) for key in keys]
+            columns = {TOKENS: tokens, LOGPROBS: [behaviour[key] for key in keys]}
+            await plane.put("train", GroupMeta(keys, {VERSION: 0, GROUP: group}), columns)
+        meeting = Meeting(options.ranks, 60.0)
+        models = [copy.deepcopy(model) for _ in range(options.ranks)]
+        members = []
+        for rank in range(options.ranks):
+            backend = (make or backend_of)(
+                models[rank],
+                packed=options.packed,
+                importance_cap=options.importance_cap,
+                reference_kl=options.reference_kl,
+            )
+            with torch.no_grad():
+                for parameter in models[rank].parameters():
+                    parameter.add_(drift)
+            members.append(
+                ListeningRank(
+                    rank,
+                    options.ranks,
+                    backend=backend,
+                    plane=plane,
+                    partition="train",
+                    reducer=meeting.member(rank),
+                    transport=InProcess(),
+                    offload=in_place,
+                    learning_rate=options.learning_rate,
+                )
+            )
+        stages = Stages(config, ranks=members, cost=None)
+        gaps = await stages.logprobs(selection, step=1, write=True) if options.decoupled else {}
+        if options.reference_kl:
+            await stages.reference_logprobs(selection, step=1)
+        plan = stages.plan(selection)
+        plane.reads.clear()
+        results = await stages.train(plan, selection, step=1)
+        reads = list(plane.reads)
+        later = (TRAINER_LOGPROBS,) * options.decoupled + (REFERENCE_LOGPROBS,) * (options.reference_kl > 0)
+        found = await plane.read("train", list(by_key), later) if later else {}
+        return BatchOutcome(
+            by_key,
+            behaviour,
+            [member.measured for member in members],
+            plan,
+            gaps,
+            results,
+            {name: dict(zip(by_key, values, strict=True)) for name, values in found.items()},
+            [m.state_dict() for m in models],
+            reads,
+        )
+
+    return run_virtual(main)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
@@ -191,6 +331,13 @@ def _one_thread() -> None:
 @pytest.fixture
 def causal_mean() -> CausalMean:
     return CausalMean()
+
+
+@pytest.fixture(scope="session")
+def small_llama() -> Any:
+    """A Llama in float64, with attention, positions and masks; not to be changed."""
+    shape = Model(path=None, hidden_size=16, layers=1, heads=2, intermediate_size=24)
+    return build_model(shape, vocab_size=VOCABULARY, seed=3).double()
 
 
 @pytest.fixture
@@ -206,6 +353,11 @@ def make_backend() -> Callable[..., TorchBackend]:
 @pytest.fixture
 def train_step() -> Callable[..., StepOutcome]:
     return train_samples
+
+
+@pytest.fixture
+def run_batch() -> Callable[..., BatchOutcome]:
+    return train_batch
 
 
 @pytest.fixture

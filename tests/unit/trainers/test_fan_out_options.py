@@ -96,7 +96,9 @@ def test_every_plan_is_whole_whatever_the_options(
 def test_forward_only_plans_are_whole_without_fillers(
     lengths: list[int], ranks: int, align: int, balance: bool
 ) -> None:
-    plan = plan_batch(named(lengths), ranks=ranks, budget_tokens=BUDGET, align=align, lockstep=False, balance=balance)
+    plan = plan_batch(
+        named(lengths), ranks=ranks, budget_tokens=BUDGET, align=align, forward_only=True, balance=balance
+    )
     check(plan, named(lengths), align=align)
     assert len(plan.ranks) == ranks
     assert not any(batch.filler for rank in plan.ranks for batch in rank)
@@ -113,12 +115,12 @@ def test_a_search_does_not_live_on_rounding_errors(seed: int) -> None:
 
 def test_forward_only_ranks_may_differ_in_micro_batches() -> None:
     """Costs are even, whatever the number of samples or micro-batches."""
-    plan = plan_batch(named([48, 12, 12, 12, 12]), ranks=2, budget_tokens=48, lockstep=False)
+    plan = plan_batch(named([48, 12, 12, 12, 12]), ranks=2, budget_tokens=48, forward_only=True)
     assert [[batch.tokens for batch in rank] for rank in plan.ranks] == [[48], [48]]
-    plan = plan_batch(named([40, 24, 24]), ranks=2, budget_tokens=40, lockstep=False)
+    plan = plan_batch(named([40, 24, 24]), ranks=2, budget_tokens=40, forward_only=True)
     assert sorted(len(rank) for rank in plan.ranks) == [1, 2]
     with pytest.raises(ValueError, match="updates is 2"):
-        plan_batch(named([4, 4]), ranks=1, budget_tokens=40, lockstep=False, updates=2)
+        plan_batch(named([4, 4]), ranks=1, budget_tokens=40, forward_only=True, updates=2)
 
 
 def test_alignment_counts_against_the_budget() -> None:
@@ -239,3 +241,33 @@ def test_micro_batches_go_costliest_first_or_cheapest_at_both_ends() -> None:
     assert ends[: peak + 1] == sorted(ends[: peak + 1])
     assert ends[peak:] == sorted(ends[peak:], reverse=True)
     assert 0 < peak < len(ends) - 1
+
+
+@pytest.mark.parametrize("name", ["ranks", "budget_tokens", "align", "updates"])
+def test_options_out_of_range_are_named(name: str) -> None:
+    options: dict[str, Any] = {"ranks": 1, "budget_tokens": 8, name: 0}
+    with pytest.raises(ValueError, match=rf"{name} is 0; it must be at least 1"):
+        plan_batch({"v0_p0_g0": 4}, **options)
+    with pytest.raises(ValueError, match="order is 'any'; it must be one of costliest_first, cheap_ends"):
+        plan_batch({"v0_p0_g0": 4}, ranks=1, budget_tokens=8, order="any")  # type: ignore[arg-type]
+
+
+def test_forward_only_ranks_keep_groups_together() -> None:
+    """Eight groups of equal samples on four ranks: none is split, whatever its names' order."""
+    lengths = named([10] * 32)
+    names = {key: f"group {n % 8}" for n, key in enumerate(random.Random(1).sample(sorted(lengths), 32))}
+    plan = plan_batch(lengths, ranks=4, budget_tokens=40, groups=names, forward_only=True)
+    assert len({(rank, names[key]) for rank, hand in enumerate(plan.ranks) for b in hand for key in b.keys}) == 8
+
+
+@pytest.mark.parametrize("forward_only", [False, True])
+def test_keeping_groups_together_does_not_depend_on_arrival(forward_only: bool) -> None:
+    rng = random.Random(4)
+    lengths = named([rng.randint(1, BUDGET) for _ in range(60)])
+    items = list(lengths.items())
+    plans = []
+    for _ in range(3):
+        groups = {key: group_of(key) for key, _ in items}
+        plans.append(plan_batch(dict(items), ranks=3, budget_tokens=BUDGET, groups=groups, forward_only=forward_only))
+        rng.shuffle(items)
+    assert plans[0] == plans[1] == plans[2]

@@ -66,14 +66,14 @@ def test_packed_rows_give_the_logprobs_and_gradients_of_padded_rows(lengths: lis
     assert sums[0].loss == pytest.approx(sums[1].loss, abs=1e-12)
     assert sums[0].tokens == sums[1].tokens == sum(n for _, n in lengths)
     torch.testing.assert_close(padded.gradients(), packed.gradients(), rtol=0, atol=1e-12)
-    for one, other in zip(padded.log_ratios(rows), packed.log_ratios(rows), strict=True):
+    for one, other in zip(padded.logprobs(rows), packed.logprobs(rows), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 def test_a_packed_sample_does_not_feel_its_neighbours() -> None:
     model = build_model(load().config.model, vocab_size=32, seed=0).double()
     rows = _rows([(2, 3), (1, 6), (3, 2)])
-    together = _backend(True, model).log_ratios(rows)
+    together = _backend(True, model).logprobs(rows)
     for i in range(3):
         alone = Rows(
             tokens=[rows.tokens[i]],
@@ -83,4 +83,4 @@ def test_a_packed_sample_does_not_feel_its_neighbours() -> None:
             withheld=[0],
             filler=False,
         )
-        torch.testing.assert_close(together[i], _backend(True, model).log_ratios(alone)[0], rtol=0, atol=1e-12)
+        torch.testing.assert_close(together[i], _backend(True, model).logprobs(alone)[0], rtol=0, atol=1e-12)

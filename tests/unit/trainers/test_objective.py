@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.trainers.objective import Clip, policy_loss_sums
+from asyncrl.trainers.objective import Clip, Proximal, Reference, policy_loss_sums
 
 CLIP = Clip(low=0.2, high=0.28, dual=3.0)
-Reference = Callable[[float, float, float, Clip], tuple[float, float, bool, float]]
+PerToken = Callable[[float, float, float, Clip], tuple[float, float, bool, float]]
 gaps = st.floats(-200, 200)
 advantages = st.floats(-5, 5)
 
@@ -20,7 +20,7 @@ def rows(*values: float, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype)
 
 
-def test_sums_equal_a_plain_loop_over_tokens(per_token: Reference) -> None:
+def test_sums_equal_a_plain_loop_over_tokens(per_token: PerToken) -> None:
     """All regions of the clip, low and high unequal, both signs, and the dual clip."""
     cells = [(g, a) for g in (-3.0, -0.3, -0.1, 0.0, 0.1, 0.26, 0.5, 1.5, 25.0, -25.0) for a in (-2.0, -0.5, 0.0, 1.3)]
     logprob = rows(*(g - 1.5 for g, _ in cells))
@@ -147,3 +147,66 @@ def test_the_gradient_is_the_derivative_of_the_loss() -> None:
         return policy_loss_sums(logprob, behaviour, advantage, mask, CLIP).loss
 
     assert torch.autograd.gradcheck(loss, ((gap - 2).requires_grad_(),), eps=1e-6, atol=1e-8)
+
+
+def test_importance_weights_are_reported_as_they_are_and_as_truncated() -> None:
+    """G3: raw weights [0.6, 12.0, 0.8] and a cap of 2: mean 4.467, 1.133 as used, a third truncated."""
+    behaviour = rows(-1.0, -3.0, -2.0)
+    proximal = behaviour + rows(math.log(0.6), math.log(12.0), math.log(0.8))
+    mask = torch.ones(3, dtype=torch.bool)
+    sums = policy_loss_sums(proximal, behaviour, rows(1, 1, 1), mask, CLIP, proximal=Proximal(proximal, cap=2.0))
+    assert float(sums.weight) / 3 == pytest.approx(4.467, abs=1e-3)
+    assert float(sums.used_weight) / 3 == pytest.approx(1.133, abs=1e-3)
+    assert int(sums.truncated) == 1
+    assert float(sums.loss) == pytest.approx(-(0.6 + 2.0 + 0.8), rel=1e-12)
+
+
+@pytest.mark.parametrize("advantage", [1.3, -0.7])
+def test_the_decoupled_ratio_is_to_the_proximal_policy(advantage: float) -> None:
+    """π / π_proximal is 1.1, inside the clip, and π / π_sampler far outside: weight 2 of 3.3 / 1.1, no clip."""
+    behaviour, proximal = rows(-2.0), rows(-2.0 + math.log(3.0))
+    logprob = (proximal + math.log(1.1)).requires_grad_()
+    mask = torch.tensor([True])
+    sums = policy_loss_sums(logprob, behaviour, rows(advantage), mask, CLIP, proximal=Proximal(proximal, cap=2.0))
+    sums.loss.backward()  # type: ignore[no-untyped-call]
+    assert float(sums.ratio) == pytest.approx(1.1, rel=1e-12)
+    assert int(sums.clipped) == 0
+    assert float(sums.loss.detach()) == pytest.approx(-2.0 * 1.1 * advantage, rel=1e-12)
+    assert logprob.grad is not None
+    assert float(logprob.grad) == pytest.approx(-2.0 * 1.1 * advantage, rel=1e-12)
+    assert float(sums.kl) == pytest.approx(3.3 - 1 - math.log(3.3), rel=1e-12)
+
+
+@pytest.mark.parametrize("gap", [-3.0, -0.2, 0.0, 0.4, 2.0])
+def test_the_reference_term_is_k3_times_coefficient_and_scale(gap: float) -> None:
+    """Loss β s (r - 1 - log r) and derivative β s (1 - r), for r = π_reference / π."""
+    logprob = rows(-1.5, -1.5).requires_grad_()
+    reference = Reference(rows(gap - 1.5, 7.0), scales=rows(0.5, 9.0), coefficient=0.3)
+    mask = torch.tensor([True, False])
+    sums = policy_loss_sums(logprob, rows(-1.5, -1.5), rows(0.0, 1.0), mask, CLIP, reference=reference)
+    sums.loss.backward()  # type: ignore[no-untyped-call]
+    assert float(sums.loss.detach()) == pytest.approx(0.15 * (math.exp(gap) - 1 - gap), abs=1e-12)
+    assert float(sums.reference_kl) == pytest.approx(math.exp(gap) - 1 - gap, abs=1e-12)
+    assert logprob.grad is not None
+    assert logprob.grad.tolist() == pytest.approx([0.15 * (1 - math.exp(gap)), 0.0], abs=1e-12)
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan, 99.0, -99.0])
+def test_a_masked_token_adds_nothing_to_weights_nor_the_reference_term(bad: float) -> None:
+    """G1, also for what the ranks compute."""
+    logprob = rows(-1.0, -1.0).requires_grad_()
+    mask = torch.tensor([True, False])
+    far = rows(-1.2, bad)
+    extras = {"proximal": Proximal(far, 2.0), "reference": Reference(far, rows(1.0, 1.0), 0.5)}
+    sums = policy_loss_sums(logprob, rows(-1.1, -1.0), rows(1.0, 1.0), mask, CLIP, **extras)  # type: ignore[arg-type]
+    sums.loss.backward()  # type: ignore[no-untyped-call]
+    assert logprob.grad is not None
+    assert logprob.grad[1] == 0
+    for name in ("loss", "weight", "used_weight", "reference_kl"):
+        assert math.isfinite(float(getattr(sums, name).detach()))
+    assert float(sums.weight) == pytest.approx(math.exp(-0.1), rel=1e-12)
+
+
+def test_without_a_proximal_policy_and_a_reference_their_sums_are_zero() -> None:
+    sums = policy_loss_sums(rows(-1.0), rows(-2.0), rows(1.0), torch.tensor([True]), CLIP)
+    assert [float(sums.weight), float(sums.used_weight), int(sums.truncated), float(sums.reference_kl)] == [0] * 4

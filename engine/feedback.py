@@ -1,0 +1,82 @@
+"""What a step has shown of its plan: how even, how full, how fast. Every figure always there, 0 when not known."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from asyncrl.engine import metrics
+from asyncrl.engine.records import Plan
+from asyncrl.engine.records.work import RankResult
+from asyncrl.engine.stages import forward_length, row_tokens
+from asyncrl.trainers.fan_out import Cost
+from asyncrl.trainers.refit import Refit
+
+
+class Feedback:
+    """Turns a plan and what the ranks measured into metrics. `cost` is what plans are balanced by; None: tokens.
+
+    It predicts each step's seconds from those before it, and then learns from the step.
+    """
+
+    def __init__(self, cost: Cost | None, *, packed: bool, one_length: bool) -> None:
+        self._cost = cost
+        self._packed = packed
+        self._one_length = one_length
+        self._refit = Refit()
+
+    def metrics(self, plan: Plan, lengths: Mapping[str, int], results: Sequence[RankResult]) -> dict[str, float]:
+        """Return the figures of one step, by name."""
+        planned = self._costs(plan, lengths, fillers=False)
+        computed = self._costs(plan, lengths, fillers=True)
+        seconds = [result.seconds for result in results]
+        predicted = self._refit.seconds(computed) or [0.0] * len(seconds)
+        self._refit.observe(computed, seconds)
+        flops = sum(planned) if callable(self._cost) else 0.0
+        peak = sum(result.peak_flops for result in results) if all(result.peak_flops for result in results) else 0.0
+        return {
+            metrics.MICRO_BATCHES: sum(len(rank) for rank in plan.ranks),
+            metrics.UPDATES: len(plan.parts),
+            metrics.FILLER_MICRO_BATCHES: sum(micro.filler for rank in plan.ranks for micro in rank),
+            metrics.FILLER_FRACTION: 1 - sum(planned) / sum(computed) if sum(computed) else 0.0,
+            metrics.PADDING_FRACTION: self._padding(plan, lengths),
+            metrics.PLANNED_IMBALANCE: imbalance(planned),
+            metrics.MEASURED_IMBALANCE: imbalance(seconds),
+            metrics.BUBBLE_FRACTION: 1 - 1 / imbalance(seconds),
+            metrics.RANK_SECONDS: max(seconds),
+            metrics.PREDICTED_SECONDS: max(predicted),
+            metrics.PREDICTION_ERROR: _error(predicted, seconds),
+            metrics.ROW_WAIT: max(result.waited_s for result in results),
+            metrics.FLOPS: flops,
+            metrics.PEAK_FRACTION: flops / (max(seconds) * peak) if max(seconds) and peak else 0.0,
+            metrics.RANKS: len(results),
+        }
+
+    def _costs(self, plan: Plan, lengths: Mapping[str, int], *, fillers: bool) -> list[float]:
+        """Return what each rank's samples cost: FLOPs where there is a cost model, else tokens."""
+        out = []
+        for rank in plan.ranks:
+            keys = [key for micro in rank if fillers or not micro.filler for key in micro.keys]
+            tokens = np.array([lengths[key] for key in keys], np.int64)
+            out.append(float(self._cost(tokens).sum()) if callable(self._cost) else float(tokens.sum()))
+        return out
+
+    def _padding(self, plan: Plan, lengths: Mapping[str, int]) -> float:
+        """Return the share of positions that go through the model and hold no token of a sample."""
+        batches = [micro for rank in plan.ranks for micro in rank]
+        step = forward_length(plan, lengths, packed=self._packed) if self._one_length else 0
+        rows = [1 if self._packed else len(micro.keys) for micro in batches]
+        longest = [step or row_tokens(micro, lengths, packed=self._packed) for micro in batches]
+        positions = sum(n * tokens for n, tokens in zip(rows, longest, strict=True))
+        return 1 - sum(micro.tokens for micro in batches) / positions if positions else 0.0
+
+
+def imbalance(values: Sequence[float]) -> float:
+    """Return the largest over the mean; 1 where there is nothing."""
+    total = sum(values)
+    return max(values) * len(values) / total if total else 1.0
+
+
+def _error(predicted: Sequence[float], measured: Sequence[float]) -> float:
+    """Return the mean over ranks of the relative error; 0 where nothing was predicted or measured."""
+    pairs = [(p, m) for p, m in zip(predicted, measured, strict=True) if p > 0 and m > 0]
+    return sum(abs(p - m) / m for p, m in pairs) / len(pairs) if pairs else 0.0

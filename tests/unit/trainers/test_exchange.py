@@ -1,0 +1,66 @@
+"""Swaps of samples between ranks: one at a time, two at a time, and whole deals of the samples of two ranks."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncrl.trainers.dealing import attainable, deal_samples, swap_freely, swap_samples, totals
+from asyncrl.trainers.repartition import subset_sums, subsets_near
+from asyncrl.trainers.samples import Layout, Samples
+from asyncrl.trainers.search import dealt_anew
+
+
+def test_two_swaps_do_what_no_swap_does() -> None:
+    """Ranks of 38 and 42 need 2: 13 for 12 and 7 for 6 move 1 each, and no swap or move is of 2, or of 1 or 3 more."""
+    costs = np.array([12.0, 6.0, 20.0, 13.0, 7.0, 22.0])
+    bins = np.arange(6)
+    rank = np.array([0, 0, 0, 1, 1, 1])
+    sizes = costs.astype(np.int64)
+    found = swap_samples(bins, rank, sizes=sizes, costs=costs, capacity=22, ranks=2)
+    assert totals(rank[found], costs, hands=2).tolist() == [40, 40]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 40), min_size=6, max_size=40), st.integers(2, 4), st.integers(0, 30))
+def test_swaps_keep_budgets_and_bins_and_never_make_it_worse(sizes: list[int], ranks: int, spare: int) -> None:
+    each = max(1, len(sizes) // (3 * ranks))
+    size, costs = np.array(sizes), np.array(sizes) ** 1.5
+    bins, rank = np.arange(len(sizes)) % (each * ranks), np.arange(each * ranks) % ranks
+    capacity = int(np.bincount(bins, weights=size).max()) + spare
+    before = totals(rank[bins], costs, hands=ranks).max()
+    found = swap_samples(bins, rank, sizes=size, costs=costs, capacity=capacity, ranks=ranks, kicked=20)
+    assert np.bincount(found, weights=size).max() <= capacity
+    assert len(set(found.tolist())) == len(set(bins.tolist()))
+    assert totals(rank[found], costs, hands=ranks).max() <= before * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ranks_of_many_samples_are_even_to_the_last_token(seed: int) -> None:
+    """Whole costs: the heaviest of 8 ranks is the mean, rounded up."""
+    costs = np.random.default_rng(seed).integers(1, 5000, 160).astype(np.float64)
+    rank = swap_freely(deal_samples(costs, 8), costs, hands=8)
+    assert totals(rank, costs, hands=8).max() == np.ceil(costs.sum() / 8) == attainable(costs, ranks=8, each=1)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 500), min_size=2, max_size=10), st.floats(0, 1))
+def test_the_nearest_subsets_are_those_of_brute_force(costs: list[int], share: float) -> None:
+    numbers, wanted = np.array(costs, np.float64), share * sum(costs)
+    misses = np.sort(np.abs(subset_sums(numbers) - wanted))
+    found = [abs(float(numbers[mask].sum()) - wanted) for mask in subsets_near(numbers, wanted, count=1)]
+    assert found == pytest.approx([misses[0]])
+    several = list(subsets_near(numbers, wanted, count=4))
+    assert len({tuple(mask.tolist()) for mask in several}) == len(several)
+
+
+def test_the_samples_of_two_ranks_are_dealt_anew_where_bins_allow_it() -> None:
+    """Halves of 20: 8+7+5 and 6+6+4+4 need three samples swapped for four, in two bins of 12 a rank."""
+    sizes = np.array([8, 7, 6, 6, 5, 4, 4])
+    samples = Samples(np.array(list("abcdefg"), dtype=object), sizes, sizes, sizes.astype(np.float64))
+    layout = Layout(np.array([0, 2, 0 + 1, 3, 2, 3, 1]), np.array([0, 0, 1, 1]))
+    assert layout.heaviest(samples) == 22
+    found = dealt_anew(layout, samples, ranks=2, capacity=12, enough=20.0)
+    assert found.heaviest(samples) == 20
+    assert np.bincount(found.bins, weights=sizes, minlength=4).max() <= 12
+    assert len(set(found.bins.tolist())) == 4

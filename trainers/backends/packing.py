@@ -1,0 +1,95 @@
+"""Samples packed into one row: positions start anew in each, and attention is block-diagonal and causal.
+
+On a GPU in half precision that is a kernel over sequences of varying lengths, whose cost is the sum over
+samples; elsewhere a mask over the whole row, which is equal and costs the row's length squared.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+VARLEN = "asyncrl_varlen"
+_HALF = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a row of T tokens divides into samples of these lengths."""
+
+    lengths: Sequence[int]
+
+    def split(self, row: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Cut a tensor over the row, (T, …), into samples."""
+        return torch.split(row, list(self.lengths))
+
+    def arguments(self, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+        """Return what a transformers model takes beside the ids: positions (1, T), and a mask or samples' bounds."""
+        positions = torch.cat([torch.arange(length, device=device) for length in self.lengths]).unsqueeze(0)
+        if has_varlen(device, dtype):
+            return {"position_ids": positions, **self._bounds(device)}
+        lengths = torch.tensor(self.lengths, device=device)
+        sample = torch.repeat_interleave(torch.arange(len(self.lengths), device=device), lengths)
+        attends = (sample.unsqueeze(1) == sample.unsqueeze(0)).tril()
+        mask = torch.zeros(attends.shape, dtype=dtype, device=device).masked_fill(~attends, torch.finfo(dtype).min)
+        return {"position_ids": positions, "attention_mask": mask[None, None]}
+
+    def _bounds(self, device: torch.device) -> dict[str, Any]:
+        """Return the bounds under transformers' own names, which its flash attention takes as well."""
+        bounds = torch.tensor([0, *self.lengths], device=device).cumsum(0, dtype=torch.int32)
+        longest = max(self.lengths)
+        return {
+            "cu_seq_lens_q": bounds,
+            "cu_seq_lens_k": bounds,
+            "max_length_q": longest,
+            "max_length_k": longest,
+        }
+
+
+def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
+    """Say whether packed rows go through a kernel for varying lengths."""
+    return device.type == "cuda" and dtype in _HALF
+
+
+def use_varlen(model: Any) -> None:
+    """Have a transformers model attend by samples' bounds; every forward pass must bring them."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(VARLEN, varlen_attention)
+    model.set_attn_implementation(VARLEN)
+
+
+def varlen_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    cu_seq_lens_q: torch.Tensor,
+    max_length_q: int,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend causally within each sample: (1, heads, T, size) to (1, T, heads, size); grouped heads share keys.
+
+    A sliding window of w lets a position attend to itself and w - 1 before it. NotImplementedError for
+    logits that are capped, or attention sinks.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    if softcap is not None or s_aux is not None:
+        raise NotImplementedError(f"{type(module).__name__} caps its logits or has sinks; set trainer.packed to false")
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    shared = q.shape[1] // k.shape[1]
+    if shared > 1:
+        k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
+    window = (sliding_window - 1 if sliding_window else -1, 0)
+    bounds, longest = cu_seq_lens_q, max_length_q
+    out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=window)
+    assert isinstance(out, torch.Tensor)
+    return out.unsqueeze(0), None
