@@ -4,6 +4,7 @@ Invariant: no version goes backwards, and no generator serves a version that the
 not reached; so a stamp never exceeds the trainer's version.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from asyncrl.engine.errors import VersionError
@@ -17,12 +18,15 @@ class Versions:
         self.trainer = 0
         self._batch_under_way = False
         self.served = dict.fromkeys(generators, 0)
+        # Asked at every step and acknowledgement, by up to a thousand generators: kept, not looked for.
+        self._serving = Counter(self.served.values())
+        self._oldest = 0
         self.changed = Signal()
 
     @property
     def published(self) -> int:
         """The newest version that every live generator has acknowledged."""
-        return min(self.served.values(), default=self.trainer)
+        return self._oldest if self.served else self.trainer
 
     @property
     def publish_lag(self) -> int:
@@ -60,5 +64,10 @@ class Versions:
             )
         if version > self.trainer:
             raise VersionError(f"{generator} acknowledged version {version}, but the trainer is at {self.trainer}")
+        self._serving[self.served[generator]] -= 1
+        self._serving[version] += 1
         self.served[generator] = version
+        while not self._serving[self._oldest]:
+            del self._serving[self._oldest]
+            self._oldest += 1
         self.changed.notify()

@@ -65,10 +65,15 @@ def _replay(recording: Recording, run: Path, step: int | None, out: str | None) 
     )
     typer.echo(f"identical: {counts} of {len(recording.events)} events")
     if step is not None and out is not None:
+        from safetensors import SafetensorError
+
         from asyncrl.engine.trace.loss_inputs import rebuild, save
 
         inputs = rebuild(run if run.is_dir() else run.parent, rank_works(replayed, step))
-        save(inputs, Path(out))
+        try:
+            save(inputs, Path(out))
+        except (OSError, SafetensorError) as error:
+            fail(f"--out {out} cannot be written: {error}")
         shapes = ", ".join(str(len(rank)) for rank in inputs.rows)
         typer.echo(f"wrote {out}: step {step}, micro-batches by rank {shapes}, {inputs.total_tokens} trained tokens")
     return 0
@@ -76,12 +81,13 @@ def _replay(recording: Recording, run: Path, step: int | None, out: str | None) 
 
 def _print(answer: Answer) -> None:
     from asyncrl.engine.trace.figures import side_by_side
+    from asyncrl.engine.trace.what_if import LIMIT
 
     rows: Sequence[tuple[str, str, str]] = [("", "before", "after"), *side_by_side(answer.before, answer.after)]
     wide = [max(len(row[column]) for row in rows) for column in range(3)]
     for name, before, after in rows:
         mark = "" if before == after or not name else "  *"
         typer.echo(f"{name:<{wide[0]}}  {before:>{wide[1]}}  {after:>{wide[2]}}{mark}")
-    typer.echo("\nWhat was generated, and how old it was when it was claimed, is as recorded.")
+    typer.echo(f"\n{LIMIT}")
     if answer.note:
         typer.echo(f"It ended early: {answer.note}")

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from asyncrl.engine.cli.options import ConfigOption, FilterOption, SetOption, fail, see_user_folder
-from asyncrl.engine.errors import ConfigError
+from asyncrl.engine.errors import ConfigError, TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from asyncrl.configs import Loaded, Override
+    from asyncrl.engine.events.types import AnyEvent
+    from asyncrl.engine.simulate.durations import Durations
     from asyncrl.engine.simulate.profile import Profile
     from asyncrl.engine.simulate.run import Prediction
 
@@ -32,12 +34,18 @@ def simulate(
         typer.Option(metavar="MODEL", help="Seconds of a group: a number, lognormal:mean,sigma, exponential:mean, …"),
     ] = None,
     step_seconds: Annotated[str | None, typer.Option(metavar="MODEL", help="Seconds of a training step.")] = None,
-    publish_seconds: Annotated[str, typer.Option(metavar="MODEL", help="Seconds of a publish.")] = "0",
+    publish_seconds: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Seconds of a publish; 0 without it.")
+    ] = None,
     response_tokens: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Tokens of a response; without it, as long as its group takes.")
     ] = None,
-    mixed_share: Annotated[float, typer.Option(min=0, max=1, help="Share of groups with mixed rewards.")] = 1.0,
-    failed_share: Annotated[float, typer.Option(min=0, max=1, help="Share of groups that fail.")] = 0.0,
+    mixed_share: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of groups with mixed rewards; 1 without it.")
+    ] = None,
+    failed_share: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of groups that fail; 0 without it.")
+    ] = None,
     slots: Annotated[int, typer.Option(min=0, help="Groups that a generator works on at once; 0: all.")] = 0,
     generators: Annotated[str | None, typer.Option(metavar="N", help="Number of generators (collector.count).")] = None,
     ranks: Annotated[str | None, typer.Option(metavar="N", help="Number of trainer ranks (trainer.ranks).")] = None,
@@ -61,12 +69,21 @@ def simulate(
         ("--steps", "run.steps", steps),
         ("--seed", "run.seed", seed),
     ]
-    models = (group_seconds, step_seconds, publish_seconds, response_tokens)
+    told = {
+        "--group-seconds": group_seconds,
+        "--step-seconds": step_seconds,
+        "--publish-seconds": publish_seconds,
+        "--response-tokens": response_tokens,
+        "--mixed-share": mixed_share,
+        "--failed-share": failed_share,
+    }
+    if plot is not None and not plot.parent.is_dir():
+        fail(f"--plot {plot}: there is no folder {plot.parent}")
     see_user_folder()
     try:
         base, overrides, events = _base(config, from_, given, set_ or [])
         loaded = _load(base, overrides, filter_ or [])
-        profile = _profile(loaded, events, from_, models, mixed=mixed_share, failed=failed_share)
+        profile = _profile(loaded, events, from_, told)
         swept = parse_sweep(sweep, loaded.config) if sweep else Sweep("run.seed", [loaded.config.run.seed])
         settings = [_load(base, [*overrides, value], filter_ or []) for value in swept.overrides()]
     except ConfigError as error:
@@ -82,7 +99,10 @@ def simulate(
         for (value, figures), prediction in zip(rows, predictions, strict=True):
             typer.echo(_waste(f"{name} {value}" if sweep else "in all", figures, prediction))
     if plot is not None:
-        plot.write_text(draw(name, rows, _PLOTTED) + "\n", encoding="utf-8")
+        try:
+            plot.write_text(draw(name, rows, _PLOTTED) + "\n", encoding="utf-8")
+        except OSError as error:
+            fail(f"--plot {plot} cannot be written: {error}")
     failed = [f"{name} {v}: {p.ending.reason}" for v, p in zip(swept.values, predictions, strict=True) if p.ending.code]
     for line in failed:
         typer.secho(f"error: {line}", fg=typer.colors.RED, err=True)
@@ -91,34 +111,28 @@ def simulate(
 
 def _base(
     config: str, run: Path | None, given: Sequence[tuple[str, str, str | None]], sets: Sequence[str]
-) -> tuple[str, list[Override], Sequence[Any]]:
+) -> tuple[str, list[Override], Sequence[AnyEvent]]:
     """Return what to load: a name, values on top, and the events of the run to learn from."""
     from asyncrl.configs import Override, parse_set, parse_value
 
-    events: list[Any] = []
+    events: Sequence[AnyEvent] = []
     values: list[Override] = []
     if run is not None:
-        events = _read(run)
-        from asyncrl.engine.events.types import RunStarted
-        from asyncrl.engine.simulate.fit import recorded_values
+        from asyncrl.engine.trace.recording import Recording
 
-        if not events or not isinstance(events[0], RunStarted):
-            raise ConfigError(f"--from {run}: the log does not begin with the start of a run")
+        try:
+            recording = Recording.read(run)
+        except TraceError as error:
+            raise ConfigError(f"--from {error}") from error
+        try:
+            recorded = recording.values(f"--from {run}")
+        except TraceError as error:
+            raise ConfigError(f"--from {run}: {error}") from error
+        events = recording.events
         if config == "default":
-            values = recorded_values(events[0], f"--from {run}")
+            values = recorded
     values += [Override(path, parse_value(v, option), f"{option} {v}") for option, path, v in given if v is not None]
     return config, [*values, *map(parse_set, sets)], events
-
-
-def _read(run: Path) -> list[Any]:
-    from msgspec import DecodeError
-
-    from asyncrl.engine.events.log import effective_events
-
-    try:
-        return list(effective_events(run))
-    except (OSError, DecodeError) as error:
-        raise ConfigError(f"--from {run}: cannot read the event log: {error}") from error
 
 
 def _load(base: str, overrides: Sequence[Override], filters: Sequence[str]) -> Loaded:
@@ -132,25 +146,19 @@ def _load(base: str, overrides: Sequence[Override], filters: Sequence[str]) -> L
 
 def _profile(
     loaded: Loaded,
-    events: Sequence[Any],
+    events: Sequence[AnyEvent],
     run: Path | None,
-    models: tuple[str | None, str | None, str, str | None],
-    *,
-    mixed: float,
-    failed: float,
+    told: Mapping[str, Any],
 ) -> Profile:
-    group, step, publish, response = models
+    """Build the profile from the run, or from the options of `told`, None where they are not given."""
     if run is not None:
         from asyncrl.engine.simulate.fit import Fitted
 
-        told = [
-            option
-            for option, value in (("--group-seconds", group), ("--step-seconds", step), ("--response-tokens", response))
-            if value is not None
-        ]
-        if told:
-            raise ConfigError(f"{told[0]} and --from exclude each other: the run says how long things take")
+        given = [option for option, value in told.items() if value is not None]
+        if given:
+            raise ConfigError(f"{given[0]} and --from exclude each other: the run says how long things take")
         return Fitted(events, source=f"--from {run}")
+    group, step = told["--group-seconds"], told["--step-seconds"]
     if group is None or step is None:
         missing = "--group-seconds" if group is None else "--step-seconds"
         raise ConfigError(f"{missing} is needed, as in {missing} lognormal:1.0,0.5; or --from RUN, to learn from a run")
@@ -158,16 +166,20 @@ def _profile(
     from asyncrl.engine.simulate.durations import parse_durations
     from asyncrl.engine.simulate.profile import Given
 
+    def model(option: str, otherwise: str) -> Durations:
+        return parse_durations(otherwise if told[option] is None else told[option], option)
+
     task = loaded.config.task
+    response = "--response-tokens"
     return Given(
         prompts=load_task(task.name, task.options).prompts(),
-        group_seconds=parse_durations(group, "--group-seconds"),
-        step_seconds_model=parse_durations(step, "--step-seconds"),
-        publish_seconds=parse_durations(publish, "--publish-seconds"),
-        response_tokens=None if response is None else parse_durations(response, "--response-tokens"),
+        group_seconds=model("--group-seconds", ""),
+        step_seconds_model=model("--step-seconds", ""),
+        publish_seconds=model("--publish-seconds", "0"),
+        response_tokens=None if told[response] is None else model(response, ""),
         max_new_tokens=loaded.config.rollout.max_new_tokens,
-        mixed_share=mixed,
-        failed_share=failed,
+        mixed_share=1.0 if told["--mixed-share"] is None else told["--mixed-share"],
+        failed_share=told["--failed-share"] or 0.0,
     )
 
 

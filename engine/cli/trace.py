@@ -19,9 +19,11 @@ app = typer.Typer(help="Check, read, count, cut and anonymise event logs.", no_a
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN_OR_LOG", help="A run's folder, or one file of its event log.")]
 OutOption = Annotated[str, typer.Option("--out", metavar="FILE", help="The log to write; it must not exist.")]
-FromOption = Annotated[int | None, typer.Option("--from", metavar="SEQ", help="The first event's number.")]
-ToOption = Annotated[int | None, typer.Option("--to", metavar="SEQ", help="The last event's number.")]
-GroupOption = Annotated[list[int] | None, typer.Option("--group", help="Events of this group alone (repeatable).")]
+FromOption = Annotated[int | None, typer.Option("--from", metavar="SEQ", min=0, help="The first event's number.")]
+ToOption = Annotated[int | None, typer.Option("--to", metavar="SEQ", min=0, help="The last event's number.")]
+GroupOption = Annotated[
+    list[int] | None, typer.Option("--group", min=0, help="Events of this group alone (repeatable).")
+]
 TypeOption = Annotated[list[str] | None, typer.Option("--type", help="Events of this type alone (repeatable).")]
 
 _SHOWN = 50
@@ -126,6 +128,8 @@ def _cut(first: int | None, last: int | None, groups: list[int] | None, types: l
     unknown = [name for name in types or [] if name not in known]
     if unknown:
         fail(f"--type {unknown[0]} is no type of event; they are {', '.join(known)}")
+    if first is not None and last is not None and first > last:
+        fail(f"--from {first} comes after --to {last}")
     return Cut(first, last, frozenset(groups or []), frozenset(types or []))
 
 

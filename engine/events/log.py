@@ -1,13 +1,15 @@
 """The event log: one writer, append only; every fold sees each event as it is written."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from asyncrl.engine.events.reopen import reopen
 from asyncrl.engine.events.segments import FILE_NAME, read_lines, segment_files
-from asyncrl.engine.events.types import SCHEMA, AnyEvent, Resumed, RunStarted
+from asyncrl.engine.events.types import AnyEvent, Resumed, RunStarted, check_schema
 from asyncrl.engine.events.writer import SEGMENT_BYTES, FileWriter, ThreadedWriter, Writer
 
 __all__ = ["FILE_NAME", "EventLog", "Fold", "effective_events", "fold_events", "read_events"]
@@ -22,9 +24,11 @@ class Fold(Protocol):
 class EventLog:
     """Numbers events and hands them to `folds`; with a `path` it also writes them there.
 
-    `threaded` writes in a thread of its own, off the critical path (not in virtual time). `flush`
-    puts lines in the file (each step), `close` also syncs them. What is over `segment_bytes`
-    becomes a finished, compressed segment beside `path`.
+    A log that is there already is gone on with: numbers and times follow its last whole event, and a
+    torn last line goes. DecodeError if it is of a newer schema. `threaded` writes in a thread of its
+    own, off the critical path (not in virtual time). `flush` puts lines in the file (each step);
+    `close`, and a `Checkpointed` event, also sync them. What is over `segment_bytes` becomes a
+    finished, compressed segment beside `path`.
     """
 
     def __init__(
@@ -41,11 +45,15 @@ class EventLog:
         self._wall = wall
         self._start = clock()
         self._apply = tuple(fold.apply for fold in folds)
+        self._path = path
         self._writer: Writer | None = None
+        self._seq = self._found = 0
         if path is not None:
+            tail = reopen(path)
+            self._seq = self._found = tail.seq
+            self._start -= tail.t
             kind = ThreadedWriter if threaded else FileWriter
-            self._writer = kind(path, segment_bytes=segment_bytes)
-        self._seq = 0
+            self._writer = kind(path, tail=tail, segment_bytes=segment_bytes)
 
     def append(self, event: AnyEvent) -> None:
         self._seq += 1
@@ -56,6 +64,23 @@ class EventLog:
             self._writer.write(event)
         for apply in self._apply:
             apply(event)
+
+    def resume(self, checkpoint: str, *, after: int) -> None:
+        """Go on from a checkpoint that holds everything up to event `after`; the rest of the log is void.
+
+        The folds, which must be new, are given the events that count, then the `Resumed` event that says
+        so. ValueError if the log has no such event, or something was appended to it already.
+        """
+        if self._path is None or not 0 < after <= self._found:
+            raise ValueError(
+                f"event {after} cannot be resumed from; the log had events up to {self._found} when opened"
+            )
+        if self._seq != self._found:
+            raise ValueError("a log is resumed before anything is appended to it")
+        for event in effective_events(self._path if self._path.name != FILE_NAME else self._path.parent, up_to=after):
+            for apply in self._apply:
+                apply(event)
+        self.append(Resumed(checkpoint=checkpoint, after=after))
 
     def flush(self) -> None:
         if self._writer is not None:
@@ -75,8 +100,8 @@ class EventLog:
 def read_events(path: Path) -> Iterator[AnyEvent]:
     """Yield the events of a run folder, or of one file of its log, of this or any older schema.
 
-    A torn last line is passed over; any other bad line raises DecodeError with file and line, as
-    does a log of a newer schema. FileNotFoundError if there is no log.
+    A torn last line is passed over; any other bad line, and a segment that breaks off, raises
+    DecodeError with file and line, as does a log of a newer schema. FileNotFoundError if there is no log.
     """
     decode = msgspec.json.Decoder(AnyEvent).decode
     for file in segment_files(path) if path.is_dir() else [path]:
@@ -84,40 +109,38 @@ def read_events(path: Path) -> Iterator[AnyEvent]:
             try:
                 event: AnyEvent = decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                newer = _newer_schema(line)
-                if newer:
-                    raise msgspec.DecodeError(newer) from error
+                _check_schema_of(line)
                 raise msgspec.DecodeError(f"{file.name}, line {number}: {error}") from error
-            if isinstance(event, RunStarted) and event.schema > SCHEMA:
-                raise msgspec.DecodeError(_too_new(event.schema))
+            if isinstance(event, RunStarted):
+                check_schema(event.schema)
             yield event
 
 
-def _too_new(schema: int) -> str:
-    return f"the log has schema {schema}, and this asyncrl reads up to {SCHEMA}; read it with the asyncrl that wrote it"
-
-
-def _newer_schema(line: bytes) -> str:
-    """Say that a line is of a newer schema, if it starts a log of one."""
+def _check_schema_of(line: bytes) -> None:
+    """Say of a line that cannot be read that it starts a log of a newer schema, if it does."""
     try:
         schema = msgspec.json.decode(line).get("schema")
     except (msgspec.DecodeError, UnicodeDecodeError, AttributeError):
-        return ""
-    return _too_new(schema) if isinstance(schema, int) and schema > SCHEMA else ""
+        return
+    if isinstance(schema, int):
+        check_schema(schema)
 
 
-def effective_events(path: Path) -> Iterator[AnyEvent]:
-    """Yield the events that count: all but those that a later `Resumed` made void."""
-    void = _void_numbers(path)
+def effective_events(path: Path, *, up_to: int | None = None) -> Iterator[AnyEvent]:
+    """Yield the events that count: all but those that a later `Resumed` made void.
+
+    With `up_to`, as if the log were resumed now from event `up_to`.
+    """
+    void = _void_numbers(path, up_to)
     for event in read_events(path):
         if not any(event.seq in numbers for numbers in void):
             yield event
 
 
-def _void_numbers(path: Path) -> list[range]:
+def _void_numbers(path: Path, up_to: int | None) -> list[range]:
     """Return the numbers that resumes made void; a void resume makes nothing void."""
     decode = msgspec.json.Decoder(AnyEvent).decode
-    void: list[range] = []
+    void = [] if up_to is None else [range(up_to + 1, sys.maxsize)]
     for file in reversed(segment_files(path) if path.is_dir() else [path]):
         for line in reversed([line for line in read_lines(file) if b'"resumed"' in line]):
             event: AnyEvent = decode(line)

@@ -6,9 +6,11 @@ only saves time and can always be made anew.
 """
 
 import gzip
+import os
 import shutil
 import threading
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,9 +35,12 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_index(folder: Path) -> Index:
-    """Return the index of a folder, an empty one if there is none."""
+    """Return the index of a folder, an empty one if there is none. DecodeError if it is damaged."""
     path = folder / INDEX
-    return msgspec.json.decode(path.read_bytes(), type=Index) if path.exists() else Index()
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Index) if path.exists() else Index()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise msgspec.DecodeError(f"{INDEX} is no index: {error}; it can be deleted") from error
 
 
 def segment_files(folder: Path) -> list[Path]:
@@ -53,26 +58,35 @@ def segment_files(folder: Path) -> list[Path]:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the whole lines of one file; a torn last one is passed over."""
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                yield line
+    """Yield the whole lines of one file; a torn last one is passed over.
+
+    DecodeError for a compressed file that is damaged or breaks off: it was whole when it was finished.
+    """
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield line
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise msgspec.DecodeError(f"{path.name} is no whole compressed file: {error}") from error
 
 
 class Finisher:
-    """Makes finished segments of the growing file."""
+    """Makes finished segments of the growing file. `segments` are those that there are already."""
 
-    def __init__(self, growing: Path) -> None:
+    def __init__(self, growing: Path, segments: Sequence[Segment] = ()) -> None:
         self._growing = growing
-        self._segments: list[Segment] = []
+        self._segments = list(segments)
         # One thread names segments while another compresses them.
         self._lock = threading.Lock()
+        if segments:
+            self._write_index()
 
     def rename(self, first: int, last: int) -> Path:
         """Give the growing file, whole and closed, its number."""
         with self._lock:
-            growing, number = self._growing, len(self._segments) + 1
+            growing = self._growing
+            number = 1 + max((int(segment.file.split(".")[0][-6:]) for segment in self._segments), default=0)
             path = growing.with_name(f"{growing.stem}-{number:06d}.jsonl")
             self._segments.append(Segment(file=path.name, first=first, last=last, bytes=growing.stat().st_size))
             growing.rename(path)
@@ -84,6 +98,7 @@ class Finisher:
         packed, part = path.with_name(f"{path.name}.gz"), path.with_name(f"{path.name}.gz.part")
         with path.open("rb") as source, gzip.open(part, "wb", compresslevel=1) as target:
             shutil.copyfileobj(source, target, 1 << 20)
+        _sync(part)
         part.replace(packed)
         with self._lock:
             at = next(i for i, segment in enumerate(self._segments) if segment.file == path.name)
@@ -95,3 +110,9 @@ class Finisher:
         part = self._growing.with_name(f"{INDEX}.part")
         part.write_bytes(msgspec.json.encode(Index(segments=self._segments)) + b"\n")
         part.replace(self._growing.with_name(INDEX))
+
+
+def _sync(path: Path) -> None:
+    """Bring a file to the disk, so that the one which it replaces may go."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

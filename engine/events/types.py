@@ -269,6 +269,15 @@ AnyEvent = (
 )
 
 
+def check_schema(schema: int) -> None:
+    """Refuse a schema that came after this asyncrl: DecodeError with both numbers."""
+    if schema > SCHEMA:
+        raise msgspec.DecodeError(
+            f"the log has schema {schema}, and this asyncrl reads up to {SCHEMA}; "
+            "read it with the asyncrl that wrote it"
+        )
+
+
 def written(tags: Mapping[str, Any]) -> dict[str, Any]:
     """Return tags in their written form: JSON has no NaN or infinity, so those become {"float": name}."""
     return {name: _written(value) for name, value in tags.items()}

@@ -13,8 +13,9 @@ from typing import IO, Protocol
 
 import msgspec
 
+from asyncrl.engine.events.reopen import Tail
 from asyncrl.engine.events.segments import Finisher
-from asyncrl.engine.events.types import AnyEvent
+from asyncrl.engine.events.types import AnyEvent, Checkpointed
 
 SEGMENT_BYTES = 64 << 20
 _LULL_S = 0.2
@@ -31,23 +32,31 @@ class Writer(Protocol):
 
 
 class FileWriter:
-    """Writes lines in the caller's thread. A file of `segment_bytes` or more is finished and given to `compress`."""
+    """Writes lines in the caller's thread, behind the `tail` of a log that is there already.
+
+    A file of `segment_bytes` or more is finished and given to `compress`. A checkpoint is synced.
+    """
 
     def __init__(
         self,
         path: Path,
         *,
+        tail: Tail | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         compress: Callable[[Finisher, Path], None] = Finisher.compress,
     ) -> None:
+        tail = tail or Tail()
         self._path = path
         self._segment_bytes = segment_bytes
         self._compress = compress
-        self._finisher = Finisher(path)
-        self._file: IO[bytes] | None = path.open("wb")
+        self._finisher = Finisher(path, tail.segments)
+        self._file: IO[bytes] | None = path.open("ab")
         self._encode = msgspec.json.Encoder().encode
-        self._bytes = 0
-        self._first = 0
+        self._bytes = tail.bytes
+        self._first = tail.first
+        for segment in tail.segments:
+            if not segment.file.endswith(".gz"):
+                compress(self._finisher, path.with_name(segment.file))
 
     def write(self, event: AnyEvent) -> None:
         self.write_many((event,))
@@ -68,6 +77,8 @@ class FileWriter:
                 lines, size, first = [], 0, 0
         self._put(lines)
         self._bytes, self._first = size, first
+        if any(type(event) is Checkpointed for event in events):
+            self._sync()
 
     def flush(self) -> None:
         if self._file is not None:
@@ -76,6 +87,7 @@ class FileWriter:
     def close(self) -> None:
         if self._file is not None:
             self._sync()
+            self._file.close()
             self._file = None
 
     def _put(self, lines: Sequence[bytes]) -> None:
@@ -86,6 +98,8 @@ class FileWriter:
 
     def _finish(self, first: int, last: int) -> None:
         self._sync()
+        assert self._file is not None
+        self._file.close()
         self._compress(self._finisher, self._finisher.rename(first, last))
         self._file = self._path.open("wb")
 
@@ -93,7 +107,6 @@ class FileWriter:
         assert self._file is not None
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._file.close()
 
 
 class ThreadedWriter:
@@ -102,8 +115,7 @@ class ThreadedWriter:
     An error of the thread is raised in the caller's next call. `cpu_s` is what both threads used.
     """
 
-    def __init__(self, path: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
-        self._writer = FileWriter(path, segment_bytes=segment_bytes, compress=self._start_compressing)
+    def __init__(self, path: Path, *, tail: Tail | None = None, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._pending: deque[AnyEvent] = deque()
         self._wake = threading.Condition()
         self._flush = False
@@ -111,6 +123,7 @@ class ThreadedWriter:
         self._error: BaseException | None = None
         self._compressing: list[threading.Thread] = []
         self.cpu_s = 0.0
+        self._writer = FileWriter(path, tail=tail, segment_bytes=segment_bytes, compress=self._start_compressing)
         self._thread = threading.Thread(target=self._run, name="event-log", daemon=True)
         self._thread.start()
 

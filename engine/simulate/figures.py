@@ -6,6 +6,7 @@ Time counts from the first dispatch to the end of the last step, in seconds of t
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from asyncrl.engine.events.length_bias import LengthBias
@@ -13,7 +14,9 @@ from asyncrl.engine.events.types import (
     AnyEvent,
     BatchJudged,
     Claimed,
+    ClaimReturned,
     Dispatched,
+    OwnerDead,
     Published,
     Put,
     Settled,
@@ -82,6 +85,8 @@ class Figures:
                 self._buffer.move(1, event.t)
             case Claimed():
                 self._buffer.move(-len(event.groups), event.t)
+            case ClaimReturned() | OwnerDead():
+                self._buffer.move(len(event.groups), event.t)
             case Settled():
                 self._settled(event)
             case BatchJudged():
@@ -124,6 +129,7 @@ class Figures:
             "seconds": _rounded(seconds),
             "seconds_per_step": _rounded(seconds / steps) if steps else None,
             "step_seconds": _mean(self._steps),
+            "step_seconds_median": _rounded(median(self._steps)) if steps else None,
             "publish_seconds": _mean(self._publishes),
             "mean_age": _rounded(_mean_of(self.ages)) if steps else None,
             "ages": {str(age): n for age, n in sorted(self.ages.items())},

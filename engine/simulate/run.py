@@ -8,6 +8,7 @@ from asyncrl.configs import RunConfig
 from asyncrl.engine.ending import Ending
 from asyncrl.engine.events.log import Fold
 from asyncrl.engine.events.progress import Progress
+from asyncrl.engine.simulate.decoding import groups_at_once
 from asyncrl.engine.simulate.figures import Figures
 from asyncrl.engine.simulate.profile import Profile
 from asyncrl.engine.simulate.world import (
@@ -82,7 +83,5 @@ def predict(config: RunConfig, profile: Profile, *, slots: int = 0, folds: Seque
 
 
 def _slots(config: RunConfig, *, batched: bool) -> int:
-    """Return how many groups a generator takes on: a decode batch (one group, at staleness 0), or all there can be."""
-    if not batched:
-        return config.run_ahead_groups
-    return 1 if config.rollout.max_staleness == 0 else config.collector.decode_samples // config.rollout.group_size
+    """Return how many groups a generator takes on: a decode batch, or all there can be."""
+    return groups_at_once(config) if batched else config.run_ahead_groups

@@ -124,6 +124,12 @@ class Produced:
             return Difference(recorded.seq, title(recorded), why)
         return Difference(recorded.seq, title(recorded), "; ".join(found))
 
+    def forget(self) -> None:
+        """Leave out what the log has not said yet."""
+        void = {event.seq for queue in self._waiting.values() for event in queue}
+        self.events[:] = [event for event in self.events if event.seq not in void]
+        self._waiting.clear()
+
     def rest(self, kinds: tuple[type, ...]) -> AnyEvent | None:
         """Return the first event of these kinds that the log never had."""
         left = [event for queue in self._waiting.values() for event in queue if isinstance(event, kinds)]

@@ -5,7 +5,7 @@ from typing import Any
 
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.progress import Progress
-from asyncrl.engine.events.types import AnyEvent, Judged, Settled
+from asyncrl.engine.events.types import AnyEvent, ClaimReturned, Judged, OwnerDead, Settled
 from asyncrl.engine.records.fate import DROPPED, FAILED_FATE, MASKED, split_fate
 
 Row = tuple[str, Any]
@@ -14,13 +14,14 @@ Row = tuple[str, Any]
 class Figures:
     """Groups judged, kept and dropped by reason; samples by fate, ages, waste, steps and length bias.
 
-    A group that was kept at the claim and dropped later counts as dropped.
+    A group that was kept at the claim and dropped later counts as dropped; one that was claimed and judged
+    again, since its first claim ended, counts once.
     """
 
     def __init__(self) -> None:
         self.ledger = Ledger()
         self.progress = Progress()
-        self.judged = 0
+        self._judged: set[int] = set()
         self._kept: set[int] = set()
         self.dropped: Counter[str] = Counter()
 
@@ -29,16 +30,22 @@ class Figures:
         self.progress.apply(event)
         match event:
             case Judged():
-                self.judged += 1
+                self._judged.add(event.group)
                 if event.dropped is None:
                     self._kept.add(event.group)
                 else:
                     self.dropped[event.dropped] += 1
+            case ClaimReturned() | OwnerDead():
+                self._kept.difference_update(event.groups)
             case Settled() if event.group in self._kept:
                 reasons = {split_fate(fate)[1] for fate in event.fates if split_fate(fate)[0] == DROPPED}
                 if reasons and not any(split_fate(fate)[0] in ("trained", MASKED) for fate in event.fates):
                     self._kept.discard(event.group)
                     self.dropped[min(reasons)] += 1
+
+    @property
+    def judged(self) -> int:
+        return len(self._judged)
 
     def rows(self) -> list[Row]:
         """Return names and values, the reasons under their kind."""

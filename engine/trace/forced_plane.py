@@ -84,6 +84,10 @@ class ForcedPlane:
         )
         return Claim(claim_id, PARTITION, CONSUMER, owner, claim.fence, tuple(groups))
 
+    async def forget(self, groups: Sequence[GroupMeta]) -> None:
+        """Take groups out of the plane: they are ready again, and come back with their next claim."""
+        await self._plane.clear(PARTITION, [key for group in groups for key in group.keys])
+
     async def held(self, holding: Holding) -> frozenset[str]:
         return await self._plane.held(holding) - self.lost
 

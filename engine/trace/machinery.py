@@ -11,9 +11,11 @@ from asyncrl.engine.events.log import EventLog, Fold
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import (
     AnyEvent,
+    ClaimReturned,
     Dispatched,
     Finished,
     GroupFailed,
+    OwnerDead,
     Put,
     Settled,
     VersionSet,
@@ -155,6 +157,12 @@ class Machinery:
             self.log.append(VersionSet(version=version))
         while self.versions.trainer < version:
             self.versions.advance()
+
+    def take_back(self, event: ClaimReturned | OwnerDead) -> None:
+        """Make claimed groups ready again."""
+        for group in event.groups:
+            self.groups.buffered[group] = self.groups.claimed.pop(group)
+        self.log.append(event)
 
     def feed(self, event: AnyEvent) -> None:
         """Take in an event that says what happened to a group outside: dispatch, arrival, failure, cancelling."""

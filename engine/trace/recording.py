@@ -24,13 +24,16 @@ class Recording:
 
     @classmethod
     def read(cls, path: Path) -> "Recording":
-        """Read a run folder or one log file; TraceError if it is not there, or no log."""
+        """Read a run folder or one log file; TraceError if it is not there, is no log, or holds no event."""
         try:
-            return cls(list(effective_events(path)))
+            events = list(effective_events(path))
         except OSError as error:
             raise TraceError(f"{path} cannot be read as an event log: {error}") from error
         except msgspec.DecodeError as error:
             raise TraceError(f"{path} is no whole event log: {error}") from error
+        if not events:
+            raise TraceError(f"{path} is an empty event log: it holds no event")
+        return cls(events)
 
     @property
     def started(self) -> RunStarted:
@@ -59,8 +62,11 @@ class Recording:
 
         A value that came with a later asyncrl than the log has its default. ConfigError as in `load`.
         """
-        recorded = [Override(path, value, "the recorded configuration") for path, value in _leaves(self.started.config)]
-        return load(DEFAULT_PRESET, [*recorded, *overrides], filters).config
+        return load(DEFAULT_PRESET, [*self.values(), *overrides], filters).config
+
+    def values(self, source: str = "the recorded configuration") -> list[Override]:
+        """Return the recorded configuration as overrides that say where they are from."""
+        return [Override(path, value, source) for path, value in _leaves(self.started.config)]
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

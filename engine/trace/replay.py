@@ -1,17 +1,20 @@
 """Replay: the same log in, the same decisions out.
 
-Forced are the claims (which groups, in which order), the arrivals and failures of groups, and when
-the trainer took a batch, ended a step and heard of a served version. Derived, by the real front
-end, chain and planner, are verdicts, batches, plans, steps and fates; each is compared with the log.
+Forced are the claims (which groups, in which order) and their ends, the arrivals and failures of
+groups, and when the trainer took a batch, ended a step and heard of a served version. Derived, by
+the real front end, chain and planner, are verdicts, batches, plans, steps and fates; each is
+compared with the log. Where judged groups become ready again, the batch that had them begins anew.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import anyio
+import msgspec
+from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from asyncrl.configs import RunConfig
@@ -24,21 +27,24 @@ from asyncrl.engine.events.types import (
     BatchJudged,
     BatchTaken,
     Claimed,
+    ClaimReturned,
     Dispatched,
     Judged,
     Measured,
+    OwnerDead,
     Planned,
     Put,
+    Resumed,
     RunEnded,
     Settled,
     StepEnded,
     StepStarted,
     unwritten,
 )
-from asyncrl.engine.front_end import LEASE_LOST, Batch
+from asyncrl.engine.front_end import Batch
 from asyncrl.engine.records.fate import RUN_ENDED, dropped
-from asyncrl.engine.records.keys import row_of
 from asyncrl.engine.records.work import RankWork
+from asyncrl.engine.trace.claims import judged_claims, lost_rows
 from asyncrl.engine.trace.difference import Difference, Produced, title
 from asyncrl.engine.trace.forced_plane import FOR_EVER_S, ForcedPlane, current_batch
 from asyncrl.engine.trace.machinery import Machinery
@@ -74,6 +80,27 @@ def replay(recording: Recording, *, config: RunConfig | None = None, chain: Chai
         return await _Replay(recording, used, filters).run()
 
     return run_virtual(main)
+
+
+class _Task:
+    """Work that can begin anew."""
+
+    def __init__(self, tasks: TaskGroup, work: Callable[[], Awaitable[None]]) -> None:
+        self._tasks = tasks
+        self._work = work
+        self._scope = anyio.CancelScope()
+
+    def start(self) -> None:
+        self._tasks.start_soon(self._run, self._scope)
+
+    def restart(self) -> None:
+        self._scope.cancel()
+        self._scope = anyio.CancelScope()
+        self.start()
+
+    async def _run(self, scope: anyio.CancelScope) -> None:
+        with scope:
+            await self._work()
 
 
 class _Gates:
@@ -113,18 +140,20 @@ class _Replay:
             rank.measured = self._measures
         # Older logs do not say when a batch was taken; then it is as soon as the trainer is free.
         self._says_taken = any(isinstance(event, BatchTaken) for event in recording.events)
-        self._batch_of = _batches_of_claims(recording)
+        self._claims = judged_claims(recording.events)
         self._stopped = False
 
     async def run(self) -> Replayed:
         await self._plane.start()
-        for batch in self._batch_of.values():
-            self._plane.expect(batch)
-        self._plane.lost = _lost_rows(self._recording)
+        for claim in self._claims.values():
+            self._plane.expect(claim.batch)
+        self._plane.lost = lost_rows(self._recording.events)
         batch_out, batch_in = anyio.create_memory_object_stream[Batch](0)
         async with batch_out, batch_in, anyio.create_task_group() as tasks:
-            tasks.start_soon(self._guarded, partial(self._collect, batch_out))
-            tasks.start_soon(self._guarded, partial(self._train, batch_in))
+            self._collector = _Task(tasks, partial(self._guarded, partial(self._collect, batch_out)))
+            self._trainer = _Task(tasks, partial(self._guarded, partial(self._train, batch_in)))
+            self._collector.start()
+            self._trainer.start()
             await _lull()
             difference = await self._walk()
             tasks.cancel_scope.cancel()
@@ -173,9 +202,18 @@ class _Replay:
         """Let an event of the log happen, and then everything that waited for it."""
         machinery = self._machinery
         match event:
-            case Claimed() if event.seq in self._batch_of:
-                groups = [machinery.groups_seen[group] for group in event.groups]
-                self._plane.allow(self._batch_of[event.seq], groups)
+            case Claimed() if event.seq in self._claims:
+                claim = self._claims[event.seq]
+                self._plane.allow(claim.batch, [machinery.groups_seen[group] for group in claim.groups])
+                await _lull()
+            case ClaimReturned() | OwnerDead():
+                await self._take_back(event)
+            case Resumed():
+                # Another driver: of the batches under way it knows nothing, and what came of them is void.
+                self._produced.forget()
+                self._trainer.restart()
+                self._collector.restart()
+                machinery.versions.give_up()
                 await _lull()
             case BatchJudged():
                 self._plane.complete(event.batch)
@@ -197,6 +235,16 @@ class _Replay:
                 await self._stop()
             case _:
                 machinery.feed(event)
+
+    async def _take_back(self, event: ClaimReturned | OwnerDead) -> None:
+        """Make groups ready again. Ones that were claimed and not judged are still so: their claim was left out."""
+        claimed = self._machinery.groups.claimed
+        groups = [group for group in event.groups if group in claimed and claimed[group].row not in self._plane.lost]
+        if groups:
+            self._collector.restart()
+            await _lull()
+            await self._plane.forget([claimed[group] for group in groups])
+            self._machinery.take_back(msgspec.structs.replace(event, groups=groups))
 
     async def _stop(self) -> None:
         """Do as the controller does at the end of a run: nothing goes on, and what has no fate gets one."""
@@ -275,32 +323,6 @@ def _generators(recording: Recording) -> list[str]:
     named = [event.generator for event in recording.events if isinstance(event, Acknowledged)]
     named += [event.collector for event in recording.events if isinstance(event, Dispatched)]
     return list(dict.fromkeys(named))
-
-
-def _batches_of_claims(recording: Recording) -> dict[int, int]:
-    """Return, by the number of a claim's event, the batch in which its groups were judged.
-
-    Where no verdict followed, since the log broke off or a filter raised, it is the batch then under way.
-    """
-    found: dict[int, int] = {}
-    open_claims: dict[int, int] = {}
-    batches = 0
-    for event in recording.events:
-        match event:
-            case Claimed():
-                found[event.seq] = batches
-                open_claims.update(dict.fromkeys(event.groups, event.seq))
-            case Judged() if event.group in open_claims:
-                found[open_claims.pop(event.group)] = event.batch
-            case BatchJudged():
-                batches = event.batch + 1
-    return found
-
-
-def _lost_rows(recording: Recording) -> frozenset[str]:
-    """Return the rows of groups whose claims were lost before hand-off."""
-    lost = {e.group for e in recording.events if isinstance(e, Settled) and dropped(LEASE_LOST) in e.fates}
-    return frozenset(row_of(e.keys[0]) for e in recording.events if isinstance(e, Put) and e.group in lost)
 
 
 def rank_works(replayed: Replayed, step: int) -> list[RankWork]:

@@ -6,13 +6,13 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.engine.events.ledger import Ledger
-from asyncrl.engine.events.log import read_events
+from asyncrl.engine.events.log import effective_events, read_events
 from asyncrl.engine.events.segments import read_index, segment_files
 from asyncrl.engine.events.types import AnyEvent, Put, Resumed, RunEnded, RunStarted, digest_written
 
 
 def problems(path: Path) -> Iterator[str]:
-    """Yield what is wrong with a log, in the order of its events; nothing if it is whole.
+    """Yield what is wrong with a log: its lines, then the ways of its groups, then its end; nothing if it is whole.
 
     Whatever cannot be decoded is the last problem. FileNotFoundError if there is no log.
     """
@@ -23,20 +23,37 @@ def problems(path: Path) -> Iterator[str]:
     except msgspec.DecodeError as error:
         yield str(error)
         return
+    yield from _miscounted(path)
     yield from checks.at_end()
     if path.is_dir():
-        names = {file.name for file in segment_files(path)}
-        yield from (
-            f"the index names segment {segment.file}, which is not there"
-            for segment in read_index(path).segments
-            if segment.file not in names
-        )
+        yield from _index_problems(path)
+
+
+def _index_problems(folder: Path) -> Iterator[str]:
+    names = {file.name for file in segment_files(folder)}
+    try:
+        segments = read_index(folder).segments
+    except msgspec.DecodeError as error:
+        yield str(error)
+        return
+    for segment in segments:
+        if segment.file not in names:
+            yield f"the index names segment {segment.file}, which is not there"
+
+
+def _miscounted(path: Path) -> Iterator[str]:
+    """Name the events that count and break a group's way from dispatch to fate."""
+    ledger = Ledger()
+    for event in effective_events(path):
+        try:
+            ledger.apply(event)
+        except ValueError as error:
+            yield f"event {event.seq}: {error}"
 
 
 class _Checks:
     def __init__(self) -> None:
         self._last: AnyEvent | None = None
-        self._ledger: Ledger | None = Ledger()
 
     def apply(self, event: AnyEvent) -> Iterator[str]:
         last = self._last
@@ -44,23 +61,13 @@ class _Checks:
             yield f"event {event.seq}: the log begins with {event.__struct_config__.tag}, not with run_started"
         if last is not None and event.seq != last.seq + 1:
             yield f"event {event.seq} follows event {last.seq}; numbers go up by one"
-        if last is not None and event.t < last.t and not isinstance(event, RunStarted | Resumed):
+        if last is not None and event.t < last.t:
             yield f"event {event.seq}: its time {event.t} is before that of the event before it, {last.t}"
         if isinstance(event, Put) and event.digest is not None and event.digest != digest_written(event.tags):
             yield f"event {event.seq}: the tags of group {event.group} are not those that were put; the digest differs"
         if isinstance(last, RunEnded) and not isinstance(event, RunStarted | Resumed):
             yield f"event {event.seq} comes after the end of the run"
-        yield from self._count(event)
         self._last = event
-
-    def _count(self, event: AnyEvent) -> Iterator[str]:
-        if isinstance(event, Resumed):
-            self._ledger = None  # What is void cannot be told from here; `asyncrl ledger` folds what counts.
-        if self._ledger is not None:
-            try:
-                self._ledger.apply(event)
-            except ValueError as error:
-                yield f"event {event.seq}: {error}"
 
     def at_end(self) -> Iterator[str]:
         if self._last is None:

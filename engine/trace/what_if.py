@@ -29,6 +29,8 @@ from asyncrl.engine.events.types import (
 )
 from asyncrl.engine.front_end import Batch
 from asyncrl.engine.records import GroupMeta
+from asyncrl.engine.trace.claims import judged_claims
+from asyncrl.engine.trace.difference import title
 from asyncrl.engine.trace.figures import Figures
 from asyncrl.engine.trace.forced_plane import ForcedPlane
 from asyncrl.engine.trace.machinery import Machinery
@@ -36,6 +38,13 @@ from asyncrl.engine.trace.recording import Recording
 from asyncrl.engine.versions import Versions
 from asyncrl.engine.virtual_time import run_virtual, virtual_clock
 from asyncrl.filters import Chain, build_chain
+
+LIMIT = (
+    "What was generated, when it was claimed and how old it then was are as recorded: if other groups had been\n"
+    "trained, versions would have moved otherwise, and with them ages and what was generated after them.\n"
+    "`asyncrl simulate --from RUN` predicts those."
+)
+"""What a what-if does not say; it stands under every answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +58,16 @@ class Answer:
 
 
 def what_if(recording: Recording, config: RunConfig, *, chain: Chain | None = None) -> Answer:
-    """Judge a recorded run again under `config`. TagError if its filters need a tag that was not recorded."""
+    """Judge a recorded run again under `config`.
+
+    TagError if its filters need a tag that was not recorded; TraceError if events of the log are missing.
+    """
     if config.rollout.group_size != recording.config().rollout.group_size:
         raise TraceError(
             f"rollout.group_size is {config.rollout.group_size}, and the recorded groups have "
             f"{recording.config().rollout.group_size} samples; what was generated cannot be asked about"
         )
-    before = Figures()
-    for event in recording.events:
-        before.apply(event)
+    before = _as_it_was(recording)
     filters = chain or build_chain(config.filters, min_live=config.rollout.min_live)
 
     async def main() -> Answer:
@@ -67,6 +77,16 @@ def what_if(recording: Recording, config: RunConfig, *, chain: Chain | None = No
         return run_virtual(main)
     except ExceptionGroup as group:  # Several ranks meet the same error.
         raise first_cause(group) from None
+
+
+def _as_it_was(recording: Recording) -> Figures:
+    figures = Figures()
+    for event in recording.events:
+        try:
+            figures.apply(event)
+        except ValueError as error:
+            raise TraceError(f"the log is not whole: event {event.seq}, {title(event)}: {error}") from error
+    return figures
 
 
 class _Stream(ForcedPlane):
@@ -172,19 +192,27 @@ class _WhatIf:
 
 
 def _judged_groups(recording: Recording) -> list[tuple[GroupMeta, int]]:
-    """Return the groups in the order of their claims, each with the version for which it was judged."""
+    """Return the groups in the order of their claims, each with the version for which it was judged.
+
+    A group that was claimed again, since its first claim ended without a fate, stands where it was claimed last.
+    """
     groups: dict[int, GroupMeta] = {}
     ages: dict[int, int] = {}
-    order: list[int] = []
+    order: dict[int, None] = {}
+    claims = judged_claims(recording.events)
     for event in recording.events:
         match event:
             case Put():
                 groups[event.group] = GroupMeta(tuple(event.keys), unwritten(event.tags))
-            case Claimed():
-                order += [group for group in event.groups if group in groups]
+            case Claimed() if event.seq in claims:
+                for group in claims[event.seq].groups:
+                    order.pop(group, None)
+                    order[group] = None
             case Judged():
                 ages[event.group] = event.age
-    return [(groups[group], groups[group].version + ages[group]) for group in dict.fromkeys(order) if group in ages]
+    return [
+        (groups[group], groups[group].version + ages[group]) for group in order if group in ages and group in groups
+    ]
 
 
 def _outside(recording: Recording) -> dict[int, list[AnyEvent]]:

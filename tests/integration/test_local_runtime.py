@@ -119,7 +119,7 @@ def test_one_seed_makes_one_run(train: Train, tmp_path: Path) -> None:
                 event.pop(name, None)
             if "claim" in event:  # The claimer's name is new each time, its count is not.
                 event["claim"] = event["claim"].rpartition("/")[2]
-            timed = [n for n in event.get("metrics", {}) if n.endswith("_s") or n == metrics.MEASURED_IMBALANCE]
+            timed = [n for n in event.get("metrics", {}) if n.endswith("_s") or n in metrics.TIMED_FRACTIONS]
             for name in timed:
                 del event["metrics"][name]
         logs.append(

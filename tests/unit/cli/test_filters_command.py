@@ -1,42 +1,92 @@
-"""`asyncrl filters`: the list, an explanation, and a start whose test passes."""
+"""`asyncrl filters`: the list, an explanation, and a start of one's own."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from asyncrl.engine.cli.filters import app
+from asyncrl.filters import load as loading
 from asyncrl.filters.load import BUILT_IN
 
 
-def asyncrl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "asyncrl", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+def in_process(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
+    """Run `asyncrl filters ...` in a folder; return its exit code and what it said."""
+    monkeypatch.chdir(folder)
+    done = CliRunner().invoke(app, arguments)
+    return done.exit_code, done.output
 
 
-def test_the_list_names_every_built_in_with_a_line_of_help(tmp_path: Path) -> None:
-    lines = {line.split()[0]: line for line in asyncrl(tmp_path, "filters").stdout.splitlines() if line}
+@pytest.mark.parametrize("arguments", [(), ("list",)])
+def test_the_list_names_every_built_in_with_a_line_of_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    _, text = in_process(tmp_path, monkeypatch, *arguments)
+    lines = {line.split()[0]: line for line in text.splitlines() if line}
     for name in BUILT_IN:
         assert len(lines[name].split()) > 3
 
 
-def test_show_explains_parameters_and_tags(tmp_path: Path) -> None:
-    text = asyncrl(tmp_path, "filters", "show", "staleness").stdout
-    assert "max_age: int | None, default None" in text
+def test_an_installed_filter_that_is_broken_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "asyncrl_broken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: asyncrl-broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{loading.ENTRY_POINT_GROUP}]\ngone = no_such_module:Gone\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code, text = in_process(tmp_path, monkeypatch, "list")
+    assert code == 0
+    assert "cannot be loaded: filter gone" in text
+    assert "zero_std" in text
+
+
+def test_show_explains_parameters_tags_and_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, text = in_process(tmp_path, monkeypatch, "show", "staleness")
+    assert "max_age: int | null, default None" in text
     assert "needs tags: version, dataset" in text
+    assert "drops for: stale, stale_tokens" in text
+
+
+def test_show_says_how_to_write_a_filter_of_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("")
+    code, text = in_process(tmp_path, monkeypatch, "show", "mine")
+    assert (code, "for one of mine.py write mine:Class" in text) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [("ABTest", "ab_test"), ("HTTPLength", "http_length"), ("short_only", "short_only"), ("x", "x")],
+)
+def test_a_name_becomes_a_class_and_a_module_as_python_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, files: str
+) -> None:
+    assert in_process(tmp_path, monkeypatch, "new", name)[0] == 0
+    assert {path.name for path in tmp_path.iterdir()} == {f"{files}.py", f"test_{files}.py"}
+    title = "ShortOnly" if name == "short_only" else name[0].upper() + name[1:]
+    assert f"class {title}(" in (tmp_path / f"{files}.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("random", "would hide the installed module random"),
+        ("ZeroStd", "zero_std is a built-in filter"),
+        ("TestLength", "pytest would take test_length.py for a test"),
+        ("my-filter", "a class name is letters"),
+        ("a/b", "a class name is letters"),
+        ("class", "a class name is letters"),
+    ],
+)
+def test_a_name_that_would_not_work_is_refused_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
+) -> None:
+    code, text = in_process(tmp_path, monkeypatch, "new", name)
+    assert (code, says in text) == (2, True)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("arguments", "says"), [(("show", "zero_stt"), "zero_std"), (("new", "2bad"), "class name")])
-def test_a_bad_name_ends_with_code_2(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
-    done = asyncrl(tmp_path, "filters", *arguments)
-    assert (done.returncode, says in done.stderr) == (2, True)
-
-
-def test_a_new_filter_comes_with_a_test_that_passes_and_is_not_overwritten(tmp_path: Path) -> None:
-    assert asyncrl(tmp_path, "filters", "new", "ShortOnly").returncode == 0
-    test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_short_only.py"]
-    done = subprocess.run(test, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stdout
-    again = asyncrl(tmp_path, "filters", "new", "ShortOnly")
-    assert (again.returncode, "nothing was written" in again.stderr) == (2, True)
-    assert asyncrl(tmp_path, "train", "--dry-run", "--filter", "short_only:ShortOnly").returncode == 0
+def test_a_bad_name_ends_with_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], says: str
+) -> None:
+    code, text = in_process(tmp_path, monkeypatch, *arguments)
+    assert (code, says in text) == (2, True)

@@ -5,19 +5,24 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
+from asyncrl.engine import metrics
 from asyncrl.engine.cli import app
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import Planned, Put, StepEnded
 
 
-def _run(folder: Path, lengths: Sequence[int], ranks: list[list[list[str]]]) -> Path:
+def _run(
+    folder: Path, lengths: Sequence[int], ranks: list[list[list[str]]], *, figures: dict[str, float] | None = None
+) -> Path:
     folder.mkdir()
     log = EventLog(clock=lambda: 0.0, wall=lambda: 0.0, path=folder / "events.jsonl")
     keys = [f"v0_p0_g{i}" for i in range(len(lengths))]
     log.append(Put(group=0, keys=keys, tags={"prompt_tokens": 2, "response_tokens": list(lengths)}))
     log.append(Planned(batch=0, step=1, ranks=ranks, fillers=1))
     log.append(
-        StepEnded(step=1, version=1, seconds=0.5, ages={"0": 2}, samples=2, tokens=9, reward_sum=1.0, metrics={})
+        StepEnded(
+            step=1, version=1, seconds=0.5, ages={"0": 2}, samples=2, tokens=9, reward_sum=1.0, metrics=figures or {}
+        )
     )
     log.close()
     return folder
@@ -32,6 +37,27 @@ def test_ranks_are_rows_and_micro_batches_blocks(tmp_path: Path) -> None:
     assert "8 tokens" in lines[1]
     assert "10 tokens" in lines[2]
     assert lines[2].count("#") > lines[1].count("#")
+
+
+def test_a_plan_says_how_the_step_went(tmp_path: Path) -> None:
+    """Predicted and measured seconds, waiting, fillers and padding; how many ranks read a group."""
+    figures = {
+        metrics.PLANNED_IMBALANCE: 1.0312,
+        metrics.MEASURED_IMBALANCE: 1.25,
+        metrics.RANK_SECONDS: 0.4,
+        metrics.PREDICTED_SECONDS: 0.35,
+        metrics.BUBBLE_FRACTION: 0.2,
+        metrics.FILLER_FRACTION: 0.051,
+        metrics.PADDING_FRACTION: 0.1,
+    }
+    run = _run(tmp_path / "run", [6, 2, 4], [[["v0_p0_g0"]], [["v0_p0_g1", "v0_p0_g2"]]], figures=figures)
+    lines = CliRunner().invoke(app, ["plan", "show", str(run)]).output.splitlines()
+    assert lines[3:] == [
+        "a group is read by 2.00 ranks",
+        "costliest rank over the mean: 1.0312 planned, 1.2500 timed; step took 0.500 s",
+        "slowest rank: 0.350 s predicted, 0.400 s measured; of the ranks' time 20.0% waiting for it",
+        "fillers are 5.1% of the cost, padding 10.0% of the positions",
+    ]
 
 
 def test_a_wrong_folder_or_step_ends_with_code_2_and_says_what_there_is(tmp_path: Path) -> None:

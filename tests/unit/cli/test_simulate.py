@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -57,7 +58,8 @@ def test_numbers_of_generators_and_ranks_are_options(simulate: Callable[..., Res
         ((*TIMES, "--sweep", "max_stale=1"), "did you mean"),
         ((*TIMES, "--sweep", "max_staleness=-1"), "--sweep rollout.max_staleness=-1"),
         ((*TIMES, "--ranks", "0"), "--ranks 0"),
-        (("--from", "nowhere"), "--from nowhere: cannot read"),
+        (("--plot", "nowhere/bars.txt", *TIMES), "there is no folder nowhere"),
+        (("--from", "nowhere"), "--from nowhere cannot be read as an event log"),
     ],
 )
 def test_bad_input_ends_with_code_2_and_the_option(
@@ -76,6 +78,24 @@ def test_a_recorded_run_and_given_durations_exclude_each_other(simulate: Callabl
     log = EventLog(clock=lambda: 0.0, wall=lambda: 0.0, path=folder / FILE_NAME)
     log.append(RunStarted(schema=1, config=load("default").config.model_dump(), software={}))
     log.close()
-    assert "exclude each other" in simulate(*TIMES, "--from", ".").output
+    for told in (TIMES, ("--publish-seconds", "1"), ("--mixed-share", "0.5"), ("--failed-share", "0")):
+        assert f"{told[0]} and --from exclude each other" in simulate(*told, "--from", ".").output
     refused = simulate("--from", ".")
     assert (refused.exit_code, "0 groups and 0 steps" in refused.output) == (2, True)
+
+
+def test_a_log_of_which_parts_are_missing_teaches_nothing(simulate: Callable[..., Result], folder: Path) -> None:
+    from asyncrl.engine.events.types import Dispatched, Put, RunStarted
+    from asyncrl.engine.testing.trace import play, put
+    from asyncrl.engine.trace.cutting import write_log
+
+    events = play([put([0, 1]), put([0, 1])]).events
+    for broken, says in (
+        ([event for event in events if not isinstance(event, Dispatched)], "its dispatch is missing"),
+        ([msgspec.structs.replace(e, tags={}) if isinstance(e, Put) else e for e in events], "'prompt_tokens' is miss"),
+        ([event for event in events if not isinstance(event, RunStarted)], "has no run_started event"),
+        ([], "holds no event"),
+    ):
+        write_log(folder / "broken.jsonl", broken)
+        refused = simulate("--from", "broken.jsonl")
+        assert (refused.exit_code, says in refused.output) == (2, True), refused.output

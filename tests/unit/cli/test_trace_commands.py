@@ -1,8 +1,10 @@
 """`asyncrl replay`, `ledger` and `trace`: what they print, and their exit codes."""
 
+import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from asyncrl.engine.cli import app
 from asyncrl.engine.events.log import read_events
-from asyncrl.engine.events.types import AnyEvent, Put, Settled
+from asyncrl.engine.events.types import AnyEvent, Dispatched, Put, Settled
 from asyncrl.engine.testing.trace import fail, hang, play, put, version
 from asyncrl.engine.trace.cutting import write_log
 
@@ -93,6 +95,72 @@ def test_a_run_that_is_not_there_exits_2_with_its_name(tmp_path: Path, command: 
     done = call(*command, tmp_path / "nowhere")
     assert done.exit_code == 2
     assert "nowhere" in done.stderr
+
+
+def broken_off(log: Path) -> None:
+    whole = gzip.compress(log.read_bytes())
+    (log.parent / "events-000001.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    log.unlink()
+
+
+def unheard_of(log: Path) -> None:
+    log.write_bytes(log.read_bytes() + b'{"type":"exploded","seq":99}\n')
+
+
+def from_the_future(log: Path) -> None:
+    log.write_bytes(log.read_bytes().replace(b'"schema":2', b'"schema":99'))
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (lambda log: log.write_bytes(b""), "empty"),
+        (broken_off, "events-000001.jsonl.gz is no whole compressed file"),
+        (unheard_of, "Invalid value 'exploded'"),
+        (from_the_future, "schema 99, and this asyncrl reads up to 2"),
+        (lambda log: log.write_bytes(b"\x00\xff\n"), "line 1"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    ["replay", "replay --max-staleness 1", "ledger", "trace cat", "trace stats", "trace slice", "trace anonymise"],
+)
+def test_a_log_that_cannot_be_read_exits_2_and_says_why(
+    run: Path, harm: Callable[[Path], Any], says: str, command: str
+) -> None:
+    harm(run / "events.jsonl")
+    out = ["--out", run / "new.jsonl"] if command.split()[-1] in ("slice", "anonymise") else []
+    done = call(*command.split(), run, *out)
+    assert (done.exit_code, says in " ".join(done.stderr.split())) == (2, True), done.stderr
+    assert not (run / "new.jsonl").exists()
+    checked = call("trace", "validate", run)
+    assert (checked.exit_code, says in checked.stdout) == (1, True)
+
+
+def test_a_log_of_which_events_are_missing_cannot_be_asked(run: Path) -> None:
+    rewrite(run, [event for event in read_events(run) if not isinstance(event, Dispatched)])
+    done = call("replay", run, "--max-staleness", "1")
+    assert (done.exit_code, "the log is not whole: event" in done.stderr) == (2, True)
+    assert call("replay", run).exit_code == 1
+
+
+def test_the_limit_of_a_what_if_stands_under_it(run: Path) -> None:
+    done = call("replay", run, "--max-staleness", "1")
+    assert "versions would have moved otherwise" in done.stdout
+    assert "asyncrl simulate --from RUN" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--from", "5", "--to", "3"), "--from 5 comes after --to 3"),
+        (("--from", "-1"), "--from"),
+        (("--group", "-1"), "--group"),
+    ],
+)
+def test_bounds_that_hold_nothing_are_refused(run: Path, options: tuple[str, ...], says: str) -> None:
+    done = call("trace", "cat", run, *options)
+    assert (done.exit_code, says in done.stderr) == (2, True)
 
 
 def test_the_ledger_proves_a_whole_run_and_names_a_sample_without_a_fate(run: Path) -> None:

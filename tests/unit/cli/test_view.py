@@ -178,3 +178,41 @@ def test_the_last_words_say_how_it_ended() -> None:
         "runs/x",
     ):
         assert words in text
+
+
+def biased(groups: int, *, cancelled: int = 0) -> list[AnyEvent]:
+    """Every fourth group has prompt 1000, is ten times as long, and stale."""
+    out: list[AnyEvent] = []
+    for group in range(groups):
+        stale = group % 4 == 0
+        out += [
+            Dispatched(group=group, prompt=1000 if stale else group, dataset="d", size=1, collector="c"),
+            Put(group=group, keys=[], tags={"response_tokens": [100 if stale else 10]}),
+            Claimed(claim="x", fence=1, groups=[group]),
+            *([] if stale else [StepStarted(step=1, version=0, groups=[group])]),
+            Settled(group=group, fates=["dropped:stale" if stale else "trained"]),
+        ]
+    for group in range(groups, groups + cancelled):
+        out.append(Dispatched(group=group, prompt=1001, dataset="d", size=1, collector="c"))
+        out.append(Settled(group=group, fates=["dropped:cancelled_stale"]))
+    return out
+
+
+def test_length_bias_is_told_at_the_end_with_the_prompts_that_lost_most() -> None:
+    text = "\n".join(final_lines(summary_of(biased(40)), "runs/x"))
+    assert "answers of 10.0 tokens on average, of 32.5 generated (ratio 0.31, under rollout.bias_warning 0.9)" in text
+    assert "1 of 31 prompts lost over half of their answers to age; the most: prompt 1000 (10 of 10 groups)" in text
+    cancelled = "\n".join(final_lines(summary_of(biased(40, cancelled=2)), "runs/x"))
+    assert "2 groups were cancelled for age" in cancelled
+    assert "2 of 32 prompts lost over half" in cancelled
+    assert "warning" not in "\n".join(final_lines(summary_of(EVENTS), "runs/x"))
+
+
+def test_length_bias_is_shown_while_it_goes_on() -> None:
+    ledger, progress = folds(biased(300))
+    view = View(
+        ledger=ledger, progress=progress, console=Console(file=io.StringIO()), clock=lambda: 0.0, bias_warning=0.9
+    )
+    assert view.figures()["length bias"] == "ratio 0.31, 1 prompts mostly lost"
+    fair = View(ledger=ledger, progress=progress, console=Console(file=io.StringIO()), clock=lambda: 0.0)
+    assert "length bias" not in fair.figures()

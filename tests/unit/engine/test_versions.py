@@ -55,6 +55,19 @@ def test_the_same_acknowledgement_again_is_harmless() -> None:
     assert versions.published == 1
 
 
+def test_published_stays_what_all_serve_whoever_is_last() -> None:
+    """Versions may be passed over, and every generator is the last one once."""
+    versions = advanced(Versions(["a", "b", "c"]), 9)
+    moves = [("a", 4, 0), ("b", 7, 0), ("c", 9, 4), ("a", 9, 7), ("b", 8, 8), ("b", 9, 9)]
+    for name, version, published in moves:
+        versions.acknowledge(name, version)
+        assert versions.published == published == min(versions.served.values())
+
+
+def test_without_generators_everything_is_published() -> None:
+    assert advanced(Versions([]), 3).published == 3
+
+
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.one_of(st.none(), st.tuples(st.sampled_from("abc"), st.integers(-1, 9))), max_size=40))
 def test_whatever_is_acknowledged_served_versions_rise_and_stay_at_or_below_v(

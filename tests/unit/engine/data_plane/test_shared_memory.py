@@ -2,10 +2,9 @@
 
 import errno
 import os
-import signal
-import subprocess
-import sys
-import textwrap
+import time
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -51,22 +50,24 @@ def test_the_directory_is_the_users_alone_and_goes_with_its_owner(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+def own_until_killed(directory: Path, tell: Connection) -> None:
+    tell.send(SharedMemory.create(directory).path.name)
+    time.sleep(60)
+
+
 def test_what_a_killed_owner_left_goes_with_the_next_start_and_a_living_ones_stays(tmp_path: Path) -> None:
     living = SharedMemory.create(tmp_path)
-    program = """
-        import sys, time
-        from pathlib import Path
-        from asyncrl.engine.data_plane.shared_memory import SharedMemory
-        print(SharedMemory.create(Path(sys.argv[1])).path.name, flush=True)
-        time.sleep(60)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        left = other.stdout.readline().strip()
+    names, tell = Pipe(duplex=False)
+    other = get_context("fork").Process(target=own_until_killed, args=(tmp_path, tell))
+    other.start()
+    try:
+        assert names.poll(30)
+        left = names.recv()
         SharedMemory.create(tmp_path).close()
         assert {path.name for path in tmp_path.iterdir()} == {living.path.name, left}
-        other.send_signal(signal.SIGKILL)
+    finally:
+        other.kill()
+        other.join(30)
     SharedMemory.create(tmp_path).close()
     assert {path.name for path in tmp_path.iterdir()} == {living.path.name}
 

@@ -1,10 +1,13 @@
 """What a resume makes void: folds count what comes before the checkpoint, and what comes after the resume."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from asyncrl.engine.events.ledger import Ledger, Place
+from asyncrl.engine.events.length_bias import LengthBias
 from asyncrl.engine.events.log import EventLog, effective_events, fold_events
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import (
@@ -16,10 +19,14 @@ from asyncrl.engine.events.types import (
     OwnerDead,
     Put,
     Resumed,
+    RunEnded,
     Settled,
     StepEnded,
     StepStarted,
 )
+from asyncrl.engine.simulate.figures import Figures
+from asyncrl.engine.trace.conservation import Conservation
+from asyncrl.engine.trace.figures import Figures as TraceFigures
 
 
 def write(path: Path, events: list[AnyEvent]) -> None:
@@ -60,6 +67,117 @@ def test_folds_do_not_count_what_came_after_the_checkpoint(tmp_path: Path) -> No
     assert (ledger.dispatched, ledger.trained, ledger.unsettled) == (4, 4, [])
     assert (progress.steps, progress.trained_tokens, progress.ages) == (2, 12, {0: 4})
     assert numbers(path) == [*range(1, 8), *range(14, 21)]
+
+
+def before_and_after() -> tuple[list[AnyEvent], list[AnyEvent], list[AnyEvent]]:
+    """What was before a checkpoint; what was lost; what the resumed run did, with the lost prompts issued again.
+
+    At the checkpoint group 1 is claimed and group 2 in flight.
+    """
+    before = [*life(0, step=1), *life(1, step=2)[:3], dispatched(2), Checkpointed(path="c/1", version=1)]
+    lost = [*life(1, step=2)[3:], *life(3, step=3), dispatched(4), Put(group=4, keys=[], tags={}), *ending()]
+    after = [
+        OwnerDead(owner="driver-1", groups=[1]),
+        Settled(group=2, fates=["failed:collector_lost"] * 2),
+        *life(1, step=2)[2:],
+        *life(5, step=3, retry_of=3),
+        *life(6, step=4, retry_of=4),
+        *ending(),
+    ]
+    return before, lost, after
+
+
+def ending() -> list[AnyEvent]:
+    return [RunEnded(code=0, reason="done")]
+
+
+def ledger(fold: Ledger) -> object:
+    return fold.summary(), fold.unsettled
+
+
+def conservation(fold: Conservation) -> object:
+    return fold.fates, fold.samples, fold.faults(), fold.ended
+
+
+def progress(fold: Progress) -> object:
+    return fold.steps, fold.trained_tokens, fold.generated_tokens, fold.ages, fold.rewards.recent(5)
+
+
+def length_bias(fold: LengthBias) -> object:
+    return fold.summary()
+
+
+def table(fold: TraceFigures) -> object:
+    return fold.rows()
+
+
+def simulated(fold: Figures) -> object:
+    return fold.summary()
+
+
+FOLDS = [
+    pytest.param(Ledger, ledger, id="ledger"),
+    pytest.param(Conservation, conservation, id="conservation"),
+    pytest.param(Progress, progress, id="progress and ages"),
+    pytest.param(LengthBias, length_bias, id="length bias"),
+    pytest.param(TraceFigures, table, id="figures of a trace"),
+    pytest.param(Figures, simulated, id="figures of a simulation"),
+]
+
+
+@pytest.mark.parametrize(("fold", "shown"), FOLDS)
+def test_a_fold_over_a_resumed_log_is_that_of_the_log_without_what_was_lost(
+    fold: Callable[[], Any], shown: Callable[[Any], object], tmp_path: Path
+) -> None:
+    """Invariant 2: a prompt that is issued again counts once, as the group that was not lost."""
+    before, lost, after = before_and_after()
+    resumed = Resumed(checkpoint="c/1", after=len(before))
+    folds: dict[str, Any] = {}
+    for name, events in {"resumed": [*before, *lost, resumed, *after], "straight": [*before, resumed, *after]}.items():
+        path = tmp_path / f"{name}.jsonl"
+        write(path, events)
+        folds[name] = fold()
+        fold_events(path, folds[name])
+    assert shown(folds["resumed"]) == shown(folds["straight"])
+    assert shown(folds["straight"]) != shown(fold())
+
+
+@pytest.mark.parametrize(("fold", "shown"), FOLDS)
+@pytest.mark.parametrize("threaded", [False, True])
+def test_the_folds_of_a_run_that_resumes_are_those_of_its_log(
+    fold: Callable[[], Any], shown: Callable[[Any], object], threaded: bool, tmp_path: Path
+) -> None:
+    before, lost, after = before_and_after()
+    path = tmp_path / "events.jsonl"
+    write(path, [*before, *lost])
+    live, read = fold(), fold()
+    log = EventLog(clock=lambda: 0.0, wall=lambda: 0.0, path=path, folds=[live], threaded=threaded)
+    log.resume("c/1", after=len(before))
+    for event in after:
+        log.append(event)
+    log.close()
+    fold_events(tmp_path, read)
+    assert shown(live) == shown(read)
+    assert numbers(tmp_path)[len(before)] == len(before) + len(lost) + 1
+
+
+def test_a_run_resumes_twice_and_only_from_what_its_log_had(tmp_path: Path) -> None:
+    """The second resume goes back before the first one, which makes that void with all it led to."""
+    path = tmp_path / "events.jsonl"
+    before, lost, after = before_and_after()
+    write(path, [*before, *lost])
+    for _ in range(2):
+        ledger = Ledger()
+        log = EventLog(clock=lambda: 0.0, wall=lambda: 0.0, path=path, folds=[ledger])
+        with pytest.raises(ValueError, match="event 999 cannot be resumed from; the log had events up to"):
+            log.resume("c/1", after=999)
+        log.resume("c/1", after=len(before))
+        for event in after:
+            log.append(event)
+        with pytest.raises(ValueError, match="resumed before anything is appended"):
+            log.resume("c/1", after=len(before))
+        log.close()
+        assert (ledger.dispatched, ledger.trained, ledger.unsettled) == (10, 8, [])
 
 
 def test_two_resumes_from_one_checkpoint_void_both_attempts(tmp_path: Path) -> None:

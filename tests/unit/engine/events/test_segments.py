@@ -4,6 +4,7 @@ import gzip
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from asyncrl.engine.events.log import EventLog, read_events
@@ -94,6 +95,27 @@ def test_the_torn_last_line_of_the_growing_file_is_passed_over_behind_segments(t
     assert whole.count(b"\n") > 1
     growing.write_bytes(whole[:-3])
     assert [event.seq for event in read_events(tmp_path)] == list(range(1, 101))
+
+
+def test_a_compressed_segment_that_breaks_off_or_is_damaged_is_named(tmp_path: Path) -> None:
+    """It was whole when it was finished, so nothing of the log may be taken as read."""
+    write(tmp_path, 100, threaded=False)
+    packed = tmp_path / "events-000002.jsonl.gz"
+    whole = packed.read_bytes()
+    for broken in (whole[:-20], whole[:5], whole[:40] + b"\xff" * 40 + whole[80:], b"no gzip"):
+        packed.write_bytes(broken)
+        with pytest.raises(msgspec.DecodeError, match=r"events-000002\.jsonl\.gz is no whole compressed file"):
+            list(read_events(tmp_path))
+
+
+def test_a_damaged_index_is_named_and_nothing_needs_it(tmp_path: Path) -> None:
+    write(tmp_path, 100, threaded=False)
+    (tmp_path / "events.index.json").write_bytes(b"{")
+    with pytest.raises(msgspec.DecodeError, match=r"events\.index\.json is no index"):
+        read_index(tmp_path)
+    assert len(list(read_events(tmp_path))) == 100
+    write(tmp_path, 1, threaded=False)
+    assert read_index(tmp_path).segments
 
 
 def test_a_folder_without_a_log_says_so(tmp_path: Path) -> None:

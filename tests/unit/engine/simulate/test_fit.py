@@ -1,4 +1,4 @@
-"""A fit from a recorded run: it predicts the run itself, and other settings of it, like the world it came from."""
+"""A fit from a recorded run: durations, failures and settings like those of the world it came from."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +9,12 @@ from asyncrl.configs import RunConfig, load
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.events.types import AnyEvent, RunStarted
 from asyncrl.engine.simulate.figures import Figures
-from asyncrl.engine.simulate.fit import Fitted, recorded_values
+from asyncrl.engine.simulate.fit import Fitted
 from asyncrl.engine.simulate.profile import Given, seeded
 from asyncrl.engine.simulate.run import predict
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
 from asyncrl.engine.testing.simulation import Collected, simulate
+from asyncrl.engine.trace.recording import Recording
 
 Make = Callable[..., Given]
 Small = Callable[..., RunConfig]
@@ -27,18 +28,6 @@ def recorded(config: RunConfig, profile: Given) -> tuple[list[AnyEvent], dict[st
     collected = Collected()
     figures = predict(config, profile, folds=[collected]).figures
     return [started(config), *collected.events], figures
-
-
-@pytest.mark.parametrize("staleness", [0, 1, 4])
-def test_fitted_at_one_bound_it_predicts_another(given: Make, small: Small, staleness: int) -> None:
-    """The world is one of known durations; the fit sees its events at bound 2 alone."""
-    profile = given("lognormal:1,0.5", "uniform:0.5,0.7", "0.1", mixed_share=0.8)
-    events, _ = recorded(small(rollout__max_staleness=2, run__steps=150), profile)
-    other = small(rollout__max_staleness=staleness, run__steps=150, run__seed=7)
-    truth = predict(other, profile).figures
-    guess = predict(other, Fitted(events)).figures
-    for name in ("mean_age", "trained_share", "step_seconds", "seconds_per_step"):
-        assert guess[name] == pytest.approx(truth[name], rel=0.1, abs=0.02), name
 
 
 def test_a_generator_that_decodes_batches_is_seen_to_be_a_queue(small: Small) -> None:
@@ -70,7 +59,7 @@ def test_failures_are_drawn_as_often_as_they_were_seen(given: Make, small: Small
 
 def test_the_recorded_configuration_comes_back_with_changes_on_top(small: Small) -> None:
     config = small(rollout__max_staleness=3, filters=[{"name": "zero_std"}])
-    assert load("default", recorded_values(started(config), "--from x")).config == config
+    assert load("default", Recording([started(config)]).values("--from x")).config == config
 
 
 def test_a_run_without_a_step_is_refused(small: Small) -> None:

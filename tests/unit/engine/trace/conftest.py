@@ -30,33 +30,46 @@ def reward(group: int, index: int) -> float:
     return float((group + index) % 3)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def record() -> Callable[..., Recording]:
-    """Record a simulated run: keywords are settings; two generators, one of them slow, with failures."""
+    """Record a simulated run: keywords are settings; two generators, one of them slow, with failures.
+
+    Runs of the same settings are one recording: tests change copies of its events.
+    """
+    made: dict[str, Recording] = {}
 
     def run(*, chain: Any = None, rank_gap: Any = None, seed: int = 1, **settings: Any) -> Recording:
-        def fail(call: int) -> None:
-            if call % 11 == 5:
-                raise RuntimeError(f"call {call} went wrong")
-
-        def length(call: int) -> int:
-            return 2 + call % 9
-
-        generators = [
-            FakeGenerator(seconds=seeded_delays(seed), fail=fail, length=length),
-            FakeGenerator(seconds=seeded_delays(seed + 1, mean_s=4.0, spread=1.0), length=length),
-        ]
-        config = simulated_config(**{"run__steps": 8, "trainer__ranks": 2, "rollout__groups_per_step": 3, **settings})
-        gap = {} if rank_gap is None else {"rank_gap": rank_gap}
-        outcome = simulate(
-            config,
-            task=FakeTask.in_order(reward),
-            generators=generators,
-            rank_seconds=seeded_delays(seed + 2),
-            filters=chain,
-            **gap,
-        )
-        assert outcome.ending.error is None or settings.get("expect_error"), outcome.ending
-        return recording_of(outcome)
+        asked = str((seed, settings))
+        if chain is not None or rank_gap is not None:
+            return recorded(chain, rank_gap, seed, settings)
+        if asked not in made:
+            made[asked] = recorded(None, None, seed, settings)
+        return made[asked]
 
     return run
+
+
+def recorded(chain: Any, rank_gap: Any, seed: int, settings: dict[str, Any]) -> Recording:
+    def fail(call: int) -> None:
+        if call % 11 == 5:
+            raise RuntimeError(f"call {call} went wrong")
+
+    def length(call: int) -> int:
+        return 2 + call % 9
+
+    generators = [
+        FakeGenerator(seconds=seeded_delays(seed), fail=fail, length=length),
+        FakeGenerator(seconds=seeded_delays(seed + 1, mean_s=4.0, spread=1.0), length=length),
+    ]
+    config = simulated_config(**{"run__steps": 8, "trainer__ranks": 2, "rollout__groups_per_step": 3, **settings})
+    gap = {} if rank_gap is None else {"rank_gap": rank_gap}
+    outcome = simulate(
+        config,
+        task=FakeTask.in_order(reward),
+        generators=generators,
+        rank_seconds=seeded_delays(seed + 2),
+        filters=chain,
+        **gap,
+    )
+    assert outcome.ending.error is None or settings.get("expect_error"), outcome.ending
+    return recording_of(outcome)

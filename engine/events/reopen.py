@@ -1,0 +1,90 @@
+"""Making an existing log whole again, so that a writer can go on with it.
+
+Invariant: no whole line is lost. What a crash left half done is finished: a torn last line goes, and
+so does what a compression had begun; segments that the index lacks come into it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.engine.events.segments import FILE_NAME, Segment, read_lines, segment_files
+from asyncrl.engine.events.types import check_schema
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Where a log ends. `seq` and `t` are its last event's; the growing file begins with event `first`, 0 if empty."""
+
+    seq: int = 0
+    t: float = 0.0
+    first: int = 0
+    bytes: int = 0
+    segments: tuple[Segment, ...] = ()
+
+
+class _Any(msgspec.Struct):
+    """What every event has, whatever its type, and the schema of those that tell it."""
+
+    seq: int
+    t: float
+    schema: int = 0
+
+
+@dataclass(slots=True)
+class _File:
+    """The numbers and whole lines of one file."""
+
+    path: Path
+    first: int = 0
+    last: int = 0
+    t: float = 0.0
+    bytes: int = 0
+
+    @classmethod
+    def read(cls, path: Path) -> "_File":
+        """Read a file to its end; DecodeError for a last line that is no event, or for a newer schema."""
+        file, last = cls(path), b""
+        for line in read_lines(path):
+            file.bytes += len(line)
+            if not last:
+                file.first = _event(path, line).seq
+            elif b'"run_started"' in line:
+                _event(path, line)
+            last = line
+        if last:
+            end = _event(path, last)
+            file.last, file.t = end.seq, end.t
+        return file
+
+
+def _event(path: Path, line: bytes) -> _Any:
+    try:
+        event = msgspec.json.decode(line, type=_Any)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise msgspec.DecodeError(f"{path.name} holds a line that is no event: {error}") from error
+    check_schema(event.schema)
+    return event
+
+
+def reopen(growing: Path) -> Tail:
+    """Bring the files of a log in order and return its tail; an empty one if there is no log yet.
+
+    DecodeError for a log of a newer schema than this asyncrl writes, or one whose last line is no event.
+    """
+    folder = growing.parent
+    try:
+        files = segment_files(folder) if growing.name == FILE_NAME else [growing] if growing.exists() else []
+    except FileNotFoundError:
+        return Tail()
+    for part in folder.glob(f"{growing.stem}*.part"):
+        part.unlink()
+    finished = [_File.read(path) for path in files if path != growing]
+    last = _File.read(growing) if growing in files else _File(growing)
+    if growing in files:
+        with growing.open("r+b") as file:
+            file.truncate(last.bytes)
+    segments = tuple(Segment(file=f.path.name, first=f.first, last=f.last, bytes=f.bytes) for f in finished)
+    end = last if last.first or not finished else finished[-1]
+    return Tail(end.last, end.t, last.first, last.bytes, segments)

@@ -1,0 +1,52 @@
+"""Runs with every stage on: recomputed log-probabilities, several updates, a reference; in one process and on Ray."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.engine import metrics
+
+COMMAND = Path(sys.executable).with_name("asyncrl")
+EVERYTHING = [
+    *("--set", "trainer.updates_per_batch=2", "--set", "trainer.recompute_logprobs=true"),
+    *("--set", "trainer.reference_kl=0.01", "--set", "trainer.loss_normalisation=sequence_mean"),
+    *("--set", "trainer.pad_to_step_length=true", "--set", "trainer.micro_batch_tokens=64"),
+]
+
+
+def asyncrl(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([COMMAND, *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=110)
+
+
+def steps_of(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "out" / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    return [event for event in map(json.loads, lines) if event["type"] == "step_ended"]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("runtime", ["local", "ray"])
+def test_every_stage_runs_leaves_nothing_and_replays(tmp_path: Path, runtime: str) -> None:
+    """Two ranks; the columns they wrote are read again in training and cleared with their groups."""
+    done = asyncrl(tmp_path, "train", "--runtime", runtime, "--run-dir", "out", "--steps", "4", *EVERYTHING)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["data_plane_keys_left"] == 0
+    steps = steps_of(tmp_path)
+    assert [step["version"] for step in steps] == [1, 2, 3, 4]
+    for step in steps:
+        found = step["metrics"]
+        assert found[metrics.UPDATES] == 2
+        assert found[metrics.FORWARD_SECONDS] > 0
+        assert 0 < found[metrics.USED_WEIGHT_MEAN] <= found[metrics.WEIGHT_MEAN]
+        assert all(math.isfinite(value) for value in found.values())
+    # The reference is the policy of version 0 and moves no more.
+    drift = [step["metrics"][metrics.REFERENCE_KL_MEAN] for step in steps]
+    assert 0 <= drift[0] < drift[-1]
+    replayed = asyncrl(tmp_path, "replay", "out")
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert "identical" in replayed.stdout
