@@ -138,6 +138,7 @@ class Controller:
             versions=self.versions,
             log=events,
             clock=clock,
+            statistics=self.front_end.statistics,
             record=record,
         )
         self.trainer_waits_for = "start"

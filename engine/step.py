@@ -25,7 +25,8 @@ from asyncrl.engine.records.work import RankResult
 from asyncrl.engine.selection import Selection, select
 from asyncrl.engine.stages import Stages
 from asyncrl.engine.versions import Versions
-from asyncrl.filters import Chain, FilterContext
+from asyncrl.filters import Chain, FilterContext, Judgement
+from asyncrl.filters.statistics import RunningStatistics
 from asyncrl.trainers.fan_out import Cost
 
 
@@ -44,6 +45,7 @@ class Step:
         log: EventLog,
         cost: Cost | None,
         clock: Callable[[], float],
+        statistics: RunningStatistics,
         record: Callable[[int, Sequence[str]], Awaitable[None]] | None = None,
     ) -> None:
         trainer = config.trainer
@@ -58,17 +60,19 @@ class Step:
         self._versions = versions
         self._log = log
         self._clock = clock
+        self._statistics = statistics
 
     async def run(self, batch: Batch, *, waited_s: float, poll_hits: int) -> Any | None:
         """Train on a batch's survivors; None, and no step, if no sample of it can be trained."""
         began = self._clock()
         selection = await self._forward(batch)
+        training = await self._let_go(batch.kept, selection)
         if not selection.lengths:
-            await self._groups.settle(self._settlements(batch, selection))
+            await self._groups.settle(_settlements(training, selection))
             return None
         plan = self._stages.plan(selection)
         started, publish_lag = self._clock(), self._versions.publish_lag
-        self._announce(batch, plan)
+        self._announce(batch, training, plan)
         if self._record is not None:
             await self._record(self._versions.trainer + 1, sorted(plan.keys))
         results = await self._stages.train(plan, selection, step=self._versions.trainer + 1)
@@ -101,7 +105,7 @@ class Step:
             handle = await self._ranks[0].weights()
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._groups.settle, self._settlements(batch, selection))
+            tasks.start_soon(self._groups.settle, _settlements(training, selection))
             tasks.start_soon(send_weights)
         return handle
 
@@ -137,16 +141,28 @@ class Step:
             )
             for judgement in batch.kept
         ]
+        version = self._versions.trainer
         context = FilterContext(
-            trainer_version=self._versions.trainer, step=self._versions.trainer, seed=self._config.run.seed
+            trainer_version=version, step=version, seed=self._config.run.seed, statistics=self._statistics
         )
         judged = self._chain.judge_after_logprobs(stamped, context)
         batch.kept = [judgement for judgement in judged if judgement.dropped is None]
         gone = [(j.group, j.dropped) for j in judged if j.dropped is not None]
         batch.drops.update(reason for _, reason in gone)
         await self._groups.settle([Settlement(group, drop_fates(group, reason)) for group, reason in gone])
+        if self._chain.refill is not None:
+            self._groups.release([group.group for group, _ in gone])
 
-    def _announce(self, batch: Batch, plan: Plan) -> None:
+    async def _let_go(self, kept: Sequence[Judgement], selection: Selection) -> list[Judgement]:
+        """With refill a group of which nothing is trained has taken no place: it ends now. Return the others."""
+        if self._chain.refill is None:
+            return list(kept)
+        gone = [j for j in kept if selection.lengths.keys().isdisjoint(j.group.keys)]
+        await self._groups.settle(_settlements(gone, selection))
+        self._groups.release([judgement.group.group for judgement in gone])
+        return [judgement for judgement in kept if judgement not in gone]
+
+    def _announce(self, batch: Batch, training: Sequence[Judgement], plan: Plan) -> None:
         step = self._versions.trainer + 1
         self._log.append(
             Planned(
@@ -160,17 +176,9 @@ class Step:
             StepStarted(
                 step=step,
                 version=self._versions.trainer,
-                groups=[judgement.group.group for judgement in batch.kept],
+                groups=[judgement.group.group for judgement in training],
             )
         )
-
-    def _settlements(self, batch: Batch, selection: Selection) -> list[Settlement]:
-        out = []
-        for judgement in batch.kept:
-            masks = selection.masks[judgement.group.group]
-            trained = [i for i in judgement.trained if i not in masks]
-            out.append(Settlement(judgement.group, trained_fates(judgement.group, trained, masks)))
-        return out
 
     def _loss_metrics(self, results: Sequence[RankResult]) -> dict[str, float]:
         tokens = sum(result.tokens for result in results)
@@ -202,3 +210,12 @@ class Step:
             metrics.RUN_AHEAD: self._groups.run_ahead.used,
             **self._chain.metrics(),
         }
+
+
+def _settlements(judgements: Sequence[Judgement], selection: Selection) -> list[Settlement]:
+    out = []
+    for judgement in judgements:
+        masks = selection.masks[judgement.group.group]
+        trained = [i for i in judgement.trained if i not in masks]
+        out.append(Settlement(judgement.group, trained_fates(judgement.group, trained, masks)))
+    return out

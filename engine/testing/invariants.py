@@ -291,7 +291,7 @@ def _due(case: _Case) -> dict[int, float]:
     for group, when in case.settled_at.items():
         judged = case.judged.get(group)
         fates = case.audit.fates[group]
-        if judged is None or (case.refills and "trained" not in fates and any(f.startswith("dropped:") for f in fates)):
+        if judged is None or (case.refills and "trained" not in fates):
             due[group] = when
         elif judged.batch in empty:
             due[group] = max(when, empty[judged.batch])

@@ -65,6 +65,8 @@ class ReplayRank:
         return RankResult(0.0, 0.0, 0, 0.0, 0 if self.index else work.total_tokens, 0.0)
 
     async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:
+        if work.stage == "reference_logprobs":
+            return {}
         assert self.measured is not None
         log_ratios = await self.measured()
         keys = [key for batch in work.micro_batches if not batch.filler for key in batch.keys]
@@ -148,6 +150,7 @@ class Machinery:
             versions=self.versions,
             log=self.log,
             clock=virtual_clock,
+            statistics=self.front_end.statistics,
         )
         self._seconds: dict[int, float | None] = {}
 

@@ -7,9 +7,10 @@ import structlog
 
 from asyncrl.collectors.tasks import Reward
 from asyncrl.engine.errors import RefillExhausted, TagError
-from asyncrl.engine.events.types import BatchJudged, Judged, StepStarted
+from asyncrl.engine.events.types import BatchJudged, Judged, Planned, Released, StepStarted
 from asyncrl.engine.testing.fakes import FakeTask
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
+from asyncrl.filters import BaseRolloutFilter, FilterContext, GroupView, Verdict, build_chain, keep, mask
 
 
 def chain(**parameters: Any) -> list[dict[str, Any]]:
@@ -186,3 +187,24 @@ def test_a_group_whose_samples_all_failed_does_not_end_the_run_for_a_part_that_i
     assert outcome.ending.code == 0
     assert outcome.audit.fates[0] == ["failed:score_error"] * 4
     assert outcome.progress.steps == 2
+
+
+@pytest.mark.parametrize("refill", [True, False])
+def test_with_refill_a_group_of_which_nothing_is_trained_gives_its_place_back_before_the_step(refill: bool) -> None:
+    """Its samples are masked, all of them, so the batch is shorter; without refill it has used its place."""
+    config = simulated_config(filters=chain(max_attempts=4)[-1:] if refill else [], run__steps=3)
+
+    class MasksOdd(BaseRolloutFilter):
+        def judge(self, group: GroupView, context: FilterContext) -> Verdict:
+            return mask(range(4), "odd", keep_reward=True) if group.group % 2 else keep()
+
+    outcome = simulate(
+        config, filters=[MasksOdd(), *build_chain(config.filters, min_live=2).filters], rank_seconds=lambda _: 50.0
+    )
+    assert outcome.ending.code == 0
+    assert clean(outcome)
+    began = {event.batch: outcome.events.index(event) for event in outcome.of(Planned)}
+    released = {group: outcome.events.index(event) for event in outcome.of(Released) for group in event.groups}
+    masked = [e for e in outcome.of(Judged) if e.group % 2 and e.batch in began and e.group in released]
+    assert len(masked) >= 2
+    assert {released[event.group] < began[event.batch] for event in masked} == {refill}
