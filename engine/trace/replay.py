@@ -6,15 +6,13 @@ the real front end, chain and planner, are verdicts, batches, plans, steps and f
 compared with the log. Where judged groups become ready again, the batch that had them begins anew.
 """
 
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import anyio
 import msgspec
-from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from asyncrl.configs import RunConfig
@@ -47,8 +45,10 @@ from asyncrl.engine.records.work import RankWork
 from asyncrl.engine.trace.claims import judged_claims, lost_rows
 from asyncrl.engine.trace.difference import Difference, Produced, title
 from asyncrl.engine.trace.forced_plane import FOR_EVER_S, ForcedPlane, current_batch
+from asyncrl.engine.trace.gates import Gates
 from asyncrl.engine.trace.machinery import Machinery
 from asyncrl.engine.trace.recording import Recording
+from asyncrl.engine.trace.restartable import Restartable
 from asyncrl.engine.virtual_time import run_virtual, virtual_clock
 from asyncrl.filters import Chain, build_chain
 from asyncrl.filters.statistics import RunningStatistics
@@ -82,47 +82,13 @@ def replay(recording: Recording, *, config: RunConfig | None = None, chain: Chai
     return run_virtual(main)
 
 
-class _Task:
-    """Work that can begin anew."""
-
-    def __init__(self, tasks: TaskGroup, work: Callable[[], Awaitable[None]]) -> None:
-        self._tasks = tasks
-        self._work = work
-        self._scope = anyio.CancelScope()
-
-    def start(self) -> None:
-        self._tasks.start_soon(self._run, self._scope)
-
-    def restart(self) -> None:
-        self._scope.cancel()
-        self._scope = anyio.CancelScope()
-        self.start()
-
-    async def _run(self, scope: anyio.CancelScope) -> None:
-        with scope:
-            await self._work()
-
-
-class _Gates:
-    """Things that happen when the log says so. Once come, a gate stays open."""
-
-    def __init__(self) -> None:
-        self._gates: defaultdict[Hashable, anyio.Event] = defaultdict(anyio.Event)
-
-    def open(self, name: Hashable) -> None:
-        self._gates[name].set()
-
-    async def wait(self, name: Hashable) -> None:
-        await self._gates[name].wait()
-
-
 class _Replay:
     """One replay. The log is walked event by event; after each, everything that waits for it runs dry."""
 
     def __init__(self, recording: Recording, config: RunConfig, chain: Chain) -> None:
         self._recording = recording
         self._produced = Produced()
-        self._gates = _Gates()
+        self._gates = Gates()
         self._measured: dict[int, Mapping[str, Any]] = {}
         self._error: Exception | None = None
         self._plane = ForcedPlane(clock=virtual_clock, group_size=config.rollout.group_size)
@@ -150,8 +116,8 @@ class _Replay:
         self._plane.lost = lost_rows(self._recording.events)
         batch_out, batch_in = anyio.create_memory_object_stream[Batch](0)
         async with batch_out, batch_in, anyio.create_task_group() as tasks:
-            self._collector = _Task(tasks, partial(self._guarded, partial(self._collect, batch_out)))
-            self._trainer = _Task(tasks, partial(self._guarded, partial(self._train, batch_in)))
+            self._collector = Restartable(tasks, partial(self._guarded, partial(self._collect, batch_out)))
+            self._trainer = Restartable(tasks, partial(self._guarded, partial(self._train, batch_in)))
             self._collector.start()
             self._trainer.start()
             await _lull()

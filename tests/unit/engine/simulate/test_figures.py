@@ -16,7 +16,15 @@ from asyncrl.engine.simulate.figures import Figures
 
 def step(number: int, t: float, seconds: float) -> list[AnyEvent]:
     ended = StepEnded(
-        t=t, step=number, version=number, seconds=seconds, ages={"0": 1}, samples=1, tokens=5, reward_sum=0.0, metrics={}
+        t=t,
+        step=number,
+        version=number,
+        seconds=seconds,
+        ages={"0": 1},
+        samples=1,
+        tokens=5,
+        reward_sum=0.0,
+        metrics={},
     )
     return [StepStarted(t=t - seconds, step=number, version=number - 1, groups=[0]), ended]
 
@@ -29,7 +37,7 @@ def summary(*events: AnyEvent) -> dict[str, object]:
 
 
 def test_groups_whose_claim_ended_wait_in_the_buffer_again() -> None:
-    """One group: buffered from 1 to 2, claimed until 4, given back; claimed from 5 to 7, its owner dead; claimed at 9."""
+    """Buffered from 1 to 2, claimed until 4 and given back; claimed from 5 to 7, its owner dead; claimed at 9."""
     figures = summary(
         Dispatched(t=0.0, group=0, prompt=0, dataset="d", size=1, collector="c"),
         Put(t=1.0, group=0, keys=[], tags={"response_tokens": [5]}),

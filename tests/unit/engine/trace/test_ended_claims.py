@@ -182,6 +182,7 @@ def test_a_claim_of_which_a_part_came_back_brought_the_rest() -> None:
 )
 def test_a_resumed_run_replays_what_counts(under_way: list[AnyEvent], batch: int) -> None:
     """At the checkpoint a batch was under way; group 3 was in flight, and is lost with its collector."""
+    held = [2] if any(2 in event.groups for event in under_way if isinstance(event, Claimed)) else []
     before = log_of(
         [event for event in FIRST if not (isinstance(event, Put) and event.group == 3)],
         arrived(4, FLAT),
@@ -196,7 +197,7 @@ def test_a_resumed_run_replays_what_counts(under_way: list[AnyEvent], batch: int
         claimed(6),
         judged(6, FLAT, batch=batch, age=1),
         Resumed(checkpoint="c/1", after=len(before) + 1),
-        OwnerDead(owner="driver", groups=[2] if any(2 in e.groups for e in under_way if isinstance(e, Claimed)) else []),
+        OwnerDead(owner="driver", groups=held),
         GroupFailed(group=3, reason="collector_lost", error=""),
         Settled(group=3, fates=["failed:collector_lost"] * 2),
         arrived(5, FLAT, retry_of=6),

@@ -1,5 +1,6 @@
 """Scripts against the real front end, the fixtures of the pytest plugin, and golden traces."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.engine.errors import Overdue
+from asyncrl.engine.errors import ConfigError, Overdue, TagError
 from asyncrl.engine.testing.trace import (
     TraceChanged,
     compare_with_golden,
@@ -76,6 +77,28 @@ def test_settings_and_sizes_reach_the_front_end() -> None:
     assert all(len(plan) == 2 for plan in played.plans)
     with pytest.raises(ValueError, match=r"groups of \[2, 3\] samples in one script"):
         play([put([0, 1]), put([0, 1, 2])])
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda: put([0, 1], lengths=[3]), TagError, "1 values for 2 samples"),
+        (lambda: put([0, 1], failed=[2]), ValueError, "failed names sample 2 of a group of 2 samples"),
+        (lambda: put([0, 1], note=object()), TagError, "tag 'note' holds object"),
+        (lambda: put([0, 1], version=-1), ValueError, "versions begin at 0"),
+        (lambda: version(-1), ValueError, "versions begin at 0"),
+        (lambda: play(put([0, 1])), TypeError, "a script is a list of entries"),  # type: ignore[arg-type]
+        (lambda: play([put([0, 1]), "put"]), TypeError, "entry 1 of the script is 'put'"),  # type: ignore[list-item]
+        (lambda: play([put([0, 1])], max_stalenes=1), TypeError, "no setting 'max_stalenes'; it could be max_stale"),
+        (lambda: play([put([0, 1])], trainer__rank=1), ConfigError, "did you mean trainer.ranks"),
+        (lambda: play([put([0])]), ConfigError, "rollout.group_size"),
+    ],
+)
+def test_what_is_no_script_is_refused_where_it_is_written(
+    make: Callable[[], Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=re.escape(says)):
+        make()
 
 
 def test_old_versions_are_stale_at_the_next_step() -> None:
