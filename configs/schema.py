@@ -102,7 +102,7 @@ class Collector(Section):
     on_error: Literal["skip", "abort"]
     """A group that fails: count it and go on, or end the run."""
     max_failures_in_a_row: Count
-    """With `skip`, end the run after this many failed groups without a good one between."""
+    """With `skip`, end the run after this many failed groups of one collector without a good one between."""
     threads: Count
     """Torch threads of each collector."""
 

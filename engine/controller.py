@@ -18,6 +18,7 @@ All of it is written against anyio with clock and I/O injected, so it runs on Ra
 and under virtual time alike.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -142,7 +143,7 @@ class Controller:
             record=record,
         )
         self.trainer_waits_for = "start"
-        self._failures_in_a_row = 0
+        self._failures_in_a_row: Counter[str] = Counter()
         self._ending: Ending | None = None
         self._collecting = anyio.CancelScope()
 
@@ -231,7 +232,7 @@ class Controller:
     def _hear(self, name: str, message: Message) -> None:
         match message:
             case PutNotice(group, seconds):
-                self._failures_in_a_row = 0
+                self._failures_in_a_row[name] = 0
                 self.groups.arrive(group, seconds=seconds)
             case Served(version):
                 self.versions.acknowledge(name, version)
@@ -240,11 +241,11 @@ class Controller:
                 self.groups.fail(group, reason, error)
                 if reason == CANCELLED:
                     return
-                self._failures_in_a_row += 1
+                self._failures_in_a_row[name] += 1
                 limit = self._config.collector.max_failures_in_a_row
-                if self._config.collector.on_error == "abort" or self._failures_in_a_row >= limit:
+                if self._config.collector.on_error == "abort" or self._failures_in_a_row[name] >= limit:
                     raise GenerationError(
-                        f"{self._failures_in_a_row} groups in a row failed in {name}; the last, group {group}, "
+                        f"{self._failures_in_a_row[name]} groups in a row failed in {name}; the last, group {group}, "
                         f"for {reason}:\n{error}"
                     )
 

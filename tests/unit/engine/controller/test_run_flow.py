@@ -73,6 +73,22 @@ def test_failures_with_good_groups_between_do_not_end_the_run() -> None:
     assert outcome.ledger.by_reason("failed")["generation_error"] >= 12
 
 
+def test_failures_in_a_row_are_counted_by_collector() -> None:
+    """A broken collector ends the run whatever a good one delivers; a few failures of each do not add up."""
+    config = simulated_config(collector__count=2, collector__max_failures_in_a_row=3, run__steps=8)
+    broken = simulate(config, generators=[FakeGenerator(), FakeGenerator(fail=always(OSError("CUDA is gone")))])
+    assert broken.ending.code == 1
+    assert "3 groups in a row failed in collector1" in broken.ending.reason
+
+    def twice(call: int) -> None:
+        if call < 2:
+            raise OSError("a hiccup")
+
+    outcome = simulate(config, generators=[FakeGenerator(fail=twice), FakeGenerator(fail=twice)])
+    assert outcome.ending.code == 0
+    assert outcome.ledger.by_reason("failed")["generation_error"] == 16
+
+
 @pytest.mark.parametrize(("epochs", "steps", "reason"), [(1, 2, "data exhausted"), (3, 5, "step limit reached")])
 def test_a_run_goes_through_its_epochs_and_then_says_that_the_data_is_exhausted(
     epochs: int, steps: int, reason: str
