@@ -47,6 +47,9 @@ class Model(Section):
     """Attention heads of the small model; they divide `hidden_size`."""
     intermediate_size: Count
     """Width of the small model's feed-forward layers."""
+    dtype: Literal["float32", "bfloat16"]
+    """What the model computes in. `bfloat16`: ranks keep float32 weights, gradients and moments, and compute
+    under autocast; generators hold the weights in bfloat16, and those are published."""
 
 
 class Task(Section):
@@ -105,6 +108,8 @@ class Collector(Section):
     """With `skip`, end the run after this many failed groups of one collector without a good one between."""
     threads: Count
     """Torch threads of each collector."""
+    device: Literal["auto", "cpu", "cuda"]
+    """Where collectors generate: `auto` on GPUs where torch sees any, which they take in turn after the ranks."""
 
 
 class Trainer(Section):
@@ -128,6 +133,13 @@ class Trainer(Section):
     fetch_policy: Literal["independent", "leader", "auto"]
     """How ranks that share one replica come by their rows: each reads; the leader reads and broadcasts; auto: leader
     where there are such siblings."""
+    align: Count
+    """Each sample's length is padded to a multiple of this many tokens, as tensor and context parallel ranks need."""
+    balance: bool
+    """Even the ranks out by cost. Off: samples keep their order, neighbours together."""
+    micro_batch_order: Literal["costliest_first", "cheap_ends"]
+    """Of a rank's micro-batches. `costliest_first`: all ranks compute alike at any time; `cheap_ends`: cheap ones
+    where a pipeline fills and drains."""
     pad_to_step_length: bool
     """Pad every forward pass of a step to one length on all ranks, where collectives need one shape."""
     peak_flops: Annotated[float, Field(gt=0)] | None
@@ -175,6 +187,8 @@ class Trainer(Section):
     """Tries to publish one version before the run ends."""
     threads: Count
     """Torch threads of each rank."""
+    device: Literal["auto", "cpu", "cuda"]
+    """Where ranks train: `auto` on GPUs where torch sees any, which they take in turn."""
 
     @property
     def decoupled(self) -> bool:
@@ -185,6 +199,11 @@ class Trainer(Section):
     def forward_budget(self) -> int:
         """Token budget of a micro-batch that keeps no activations."""
         return self.forward_tokens or 2 * self.micro_batch_tokens
+
+    @property
+    def longest_sample(self) -> int:
+        """Tokens of the longest sample that a micro-batch holds: whole multiples of `align`."""
+        return self.micro_batch_tokens // self.align * self.align
 
     @property
     def later_columns(self) -> int:
@@ -263,10 +282,16 @@ class RunConfig(Section):
             )
         if model.path is None and model.hidden_size % model.heads:
             raise ValueError(f"model.heads is {model.heads}; it must divide model.hidden_size {model.hidden_size}")
-        if self.trainer.micro_batch_tokens <= rollout.max_new_tokens:
+        if self.trainer.longest_sample <= rollout.max_new_tokens:
+            multiple = f" in multiples of trainer.align {self.trainer.align}" if self.trainer.align > 1 else ""
             raise ValueError(
                 f"trainer.micro_batch_tokens is {self.trainer.micro_batch_tokens}; it must hold a whole sample, "
-                f"more than rollout.max_new_tokens {rollout.max_new_tokens}"
+                f"more than rollout.max_new_tokens {rollout.max_new_tokens}{multiple}"
+            )
+        if not self.trainer.balance and self.trainer.micro_batch_order != "costliest_first":
+            raise ValueError(
+                f"trainer.balance is false and trainer.micro_batch_order {self.trainer.micro_batch_order}; "
+                "without balancing samples keep their order, so micro_batch_order must be costliest_first"
             )
         if self.trainer.forward_budget < self.trainer.micro_batch_tokens:
             raise ValueError(

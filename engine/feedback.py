@@ -1,15 +1,25 @@
 """What a step has shown of its plan: how even, how full, how fast. Every figure always there, 0 when not known."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from asyncrl.engine import metrics
 from asyncrl.engine.records import Plan
 from asyncrl.engine.records.work import RankResult
-from asyncrl.engine.stages import forward_length, row_tokens
+from asyncrl.engine.stages import forward_length, row_positions
 from asyncrl.trainers.fan_out import Cost
 from asyncrl.trainers.refit import Refit
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one step: metrics by name, and each rank's seconds; none are predicted until some were measured."""
+
+    metrics: dict[str, float]
+    rank_seconds: list[float]
+    predicted_seconds: list[float]
 
 
 class Feedback:
@@ -18,22 +28,23 @@ class Feedback:
     It predicts each step's seconds from those before it, and then learns from the step.
     """
 
-    def __init__(self, cost: Cost | None, *, packed: bool, one_length: bool) -> None:
+    def __init__(self, cost: Cost | None, *, packed: bool, one_length: bool, align: int = 1) -> None:
         self._cost = cost
         self._packed = packed
         self._one_length = one_length
+        self._align = align
         self._refit = Refit()
 
-    def metrics(self, plan: Plan, lengths: Mapping[str, int], results: Sequence[RankResult]) -> dict[str, float]:
-        """Return the figures of one step, by name."""
+    def figures(self, plan: Plan, lengths: Mapping[str, int], results: Sequence[RankResult]) -> Figures:
+        """Return the figures of one step."""
         planned = self._costs(plan, lengths, fillers=False)
         computed = self._costs(plan, lengths, fillers=True)
         seconds = [result.seconds for result in results]
-        predicted = self._refit.seconds(computed) or [0.0] * len(seconds)
+        predicted = self._refit.seconds(computed) or []
         self._refit.observe(computed, seconds)
         flops = sum(planned) if callable(self._cost) else 0.0
         peak = sum(result.peak_flops for result in results) if all(result.peak_flops for result in results) else 0.0
-        return {
+        by_name: dict[str, float] = {
             metrics.MICRO_BATCHES: sum(len(rank) for rank in plan.ranks),
             metrics.UPDATES: len(plan.parts),
             metrics.FILLER_MICRO_BATCHES: sum(micro.filler for rank in plan.ranks for micro in rank),
@@ -43,13 +54,14 @@ class Feedback:
             metrics.MEASURED_IMBALANCE: imbalance(seconds),
             metrics.BUBBLE_FRACTION: 1 - 1 / imbalance(seconds),
             metrics.RANK_SECONDS: max(seconds),
-            metrics.PREDICTED_SECONDS: max(predicted),
-            metrics.PREDICTION_ERROR: _error(predicted, seconds),
+            metrics.PREDICTED_SECONDS: max(predicted, default=0.0),
+            metrics.PREDICTION_ERROR: _error(predicted, seconds) if predicted else 0.0,
             metrics.ROW_WAIT: max(result.waited_s for result in results),
             metrics.FLOPS: flops,
             metrics.PEAK_FRACTION: flops / (max(seconds) * peak) if max(seconds) and peak else 0.0,
             metrics.RANKS: len(results),
         }
+        return Figures(by_name, seconds, predicted)
 
     def _costs(self, plan: Plan, lengths: Mapping[str, int], *, fillers: bool) -> list[float]:
         """Return what each rank's samples cost: FLOPs where there is a cost model, else tokens."""
@@ -63,9 +75,10 @@ class Feedback:
     def _padding(self, plan: Plan, lengths: Mapping[str, int]) -> float:
         """Return the share of positions that go through the model and hold no token of a sample."""
         batches = [micro for rank in plan.ranks for micro in rank]
-        step = forward_length(plan, lengths, packed=self._packed) if self._one_length else 0
-        rows = [1 if self._packed else len(micro.keys) for micro in batches]
-        longest = [step or row_tokens(micro, lengths, packed=self._packed) for micro in batches]
+        packed, align = self._packed, self._align
+        step = forward_length(plan, lengths, packed=packed, align=align) if self._one_length else 0
+        rows = [1 if packed else len(micro.keys) for micro in batches]
+        longest = [step or row_positions(micro, lengths, packed=packed, align=align) for micro in batches]
         positions = sum(n * tokens for n, tokens in zip(rows, longest, strict=True))
         return 1 - sum(micro.tokens for micro in batches) / positions if positions else 0.0
 

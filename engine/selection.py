@@ -81,11 +81,12 @@ def select(kept: Sequence[Judgement], config: RunConfig, *, trainer_version: int
 def _over_budget(judgement: Judgement, sizes: Mapping[str, int], config: RunConfig) -> dict[int, str]:
     """Return the masks of samples that no micro-batch holds; an error naming one if those are not to be masked."""
     budget = config.trainer.micro_batch_tokens
-    too_long = over_budget(sizes, budget)
+    too_long = over_budget(sizes, budget, align=config.trainer.align)
     if too_long and config.trainer.over_budget == "error":
         raise AsyncRLError(
             f"{too_long[0]} has {sizes[too_long[0]]} tokens, over trainer.micro_batch_tokens "
-            f"{budget}; raise it, or set trainer.over_budget to mask"
+            f"{budget}{f' in multiples of trainer.align {config.trainer.align}' if config.trainer.align > 1 else ''}; "
+            "raise it, or set trainer.over_budget to mask"
         )
     return {i: OVER_BUDGET for i in judgement.trained if judgement.group.keys[i] in too_long}
 

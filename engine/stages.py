@@ -61,6 +61,9 @@ class Stages:
             cost=self._cost,
             groups=_groups(selection),
             updates=trainer.updates_per_batch,
+            align=trainer.align,
+            balance=trainer.balance,
+            order=trainer.micro_batch_order,
         )
 
     async def train(self, plan: Plan, selection: Selection, *, step: int) -> list[RankResult]:
@@ -98,13 +101,16 @@ class Stages:
         self, selection: Selection, *, step: int, stage: Stage, write: bool
     ) -> list[dict[str, tuple[float, float]]]:
         """Run a forward-only stage: its own budget, no lockstep, no fillers."""
+        trainer = self._config.trainer
         plan = plan_batch(
             selection.lengths,
             ranks=len(self._ranks),
-            budget_tokens=self._config.trainer.forward_budget,
+            budget_tokens=trainer.forward_budget,
             cost=self._cost,
             groups=_groups(selection),
             forward_only=True,
+            align=trainer.align,
+            balance=trainer.balance,
         )
         works = self._works(plan, selection, step=step, stage=stage, advantages=selection.advantages, write=write)
         return await self._on_ranks(works, lambda rank, work: rank.logprobs(work))
@@ -123,8 +129,9 @@ class Stages:
         write: bool = False,
     ) -> list[RankWork]:
         """Return every rank's part of a plan."""
-        trainer = self._config.trainer
-        pad_to = forward_length(plan, selection.lengths, packed=trainer.packed) if trainer.pad_to_step_length else 0
+        trainer, pad_to = self._config.trainer, 0
+        if trainer.pad_to_step_length:
+            pad_to = forward_length(plan, selection.lengths, packed=trainer.packed, align=trainer.align)
         works = []
         for micro_batches in plan.ranks:
             keys = {key for micro in micro_batches for key in micro.keys}
@@ -166,18 +173,19 @@ class Stages:
         return [answers[index] for index in range(len(works))]
 
 
-def forward_length(plan: Plan, lengths: Mapping[str, int], *, packed: bool) -> int:
-    """Return the one length of a forward pass on every rank, in tokens: of the longest row of the plan.
+def forward_length(plan: Plan, lengths: Mapping[str, int], *, packed: bool, align: int = 1) -> int:
+    """Return the one length of a forward pass on every rank, in positions: of the longest row of the plan.
 
     A row is a sample, or a whole micro-batch where samples are packed. The same plan has the same length.
     """
     batches = [batch for rank in plan.ranks for batch in rank]
-    return max(row_tokens(batch, lengths, packed=packed) for batch in batches)
+    return max(row_positions(batch, lengths, packed=packed, align=align) for batch in batches)
 
 
-def row_tokens(batch: MicroBatch, lengths: Mapping[str, int], *, packed: bool) -> int:
-    """Return the length of a micro-batch's longest row, in tokens."""
-    return batch.tokens if packed else max(lengths[key] for key in batch.keys)
+def row_positions(batch: MicroBatch, lengths: Mapping[str, int], *, packed: bool, align: int = 1) -> int:
+    """Return the length of a micro-batch's longest row; each sample takes a multiple of `align` positions."""
+    positions = [-(-lengths[key] // align) * align for key in batch.keys]
+    return sum(positions) if packed else max(positions)
 
 
 def _groups(selection: Selection) -> dict[str, str]:

@@ -55,7 +55,9 @@ class Step:
         self._progress = progress
         self._ranks = ranks
         self._stages = Stages(config, ranks=ranks, cost=cost)
-        self._feedback = Feedback(cost, packed=trainer.packed, one_length=trainer.pad_to_step_length)
+        self._feedback = Feedback(
+            cost, packed=trainer.packed, one_length=trainer.pad_to_step_length, align=trainer.align
+        )
         self._groups = groups
         self._versions = versions
         self._log = log
@@ -77,6 +79,7 @@ class Step:
             await self._record(self._versions.trainer + 1, sorted(plan.keys))
         results = await self._stages.train(plan, selection, step=self._versions.trainer + 1)
         ages = Counter(selection.ages.values())
+        figures = self._feedback.figures(plan, selection.lengths, results)
         version = self._versions.advance()
         self._log.append(
             StepEnded(
@@ -89,13 +92,15 @@ class Step:
                 reward_sum=selection.reward_sum,
                 metrics={
                     **self._loss_metrics(results),
-                    **self._feedback.metrics(plan, selection.lengths, results),
+                    **figures.metrics,
                     **self._batch_metrics(batch, ages),
                     metrics.FORWARD_SECONDS: round(started - began, 6),
                     metrics.PUBLISH_LAG: publish_lag,
                     metrics.POLL_HITS: poll_hits,
                     metrics.TRAINER_WAIT: round(waited_s, 6),
                 },
+                rank_seconds=tuple(round(seconds, 6) for seconds in figures.rank_seconds),
+                predicted_seconds=tuple(round(seconds, 6) for seconds in figures.predicted_seconds),
             )
         )
         handle: Any = None
@@ -170,6 +175,7 @@ class Step:
                 step=step,
                 ranks=[[list(micro.keys) for micro in rank] for rank in plan.ranks],
                 fillers=sum(micro.filler for rank in plan.ranks for micro in rank),
+                updates=plan.updates,
             )
         )
         self._log.append(

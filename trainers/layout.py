@@ -40,6 +40,7 @@ def in_lockstep(samples: Samples, *, ranks: int, capacity: int) -> Layout:
     if len(bins) > SOME or layout.heaviest(samples) <= enough:
         return layout
     if len(bins) > FEW:
+        layout = layout.bins_swapped(samples, ranks=ranks)
         return layout.evened_out(samples, ranks=ranks, capacity=capacity, kicked=KICKED // ranks)
     return searched(layout, samples, ranks=ranks, capacity=capacity, enough=enough)
 

@@ -25,12 +25,17 @@ class Alone:
 
 
 class Gloo:
-    """torch.distributed's process group, joined over a file that all ranks of this host see."""
+    """torch.distributed's process group, joined over a file that all ranks of this host see.
 
-    def __init__(self, *, rank: int, ranks: int, store: str, timeout_s: float, offload: Offload[Any]) -> None:
+    With `nccl` tensors of a GPU are summed by NCCL, which needs a GPU for each rank; gloo sums the others.
+    """
+
+    def __init__(
+        self, *, rank: int, ranks: int, store: str, timeout_s: float, offload: Offload[Any], nccl: bool = False
+    ) -> None:
         self._offload = offload
         self._join: Callable[[], None] = lambda: dist.init_process_group(
-            "gloo",
+            "cpu:gloo,cuda:nccl" if nccl else "gloo",
             init_method=f"file://{store}",
             rank=rank,
             world_size=ranks,

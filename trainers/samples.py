@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.trainers.dealing import swap_samples, totals
+from asyncrl.trainers.dealing import swap_bins, swap_samples, totals
 from asyncrl.trainers.swaps import Floats, Ints
 
 
@@ -46,6 +46,11 @@ class Layout:
     def heaviest(self, samples: Samples) -> float:
         """Return what the costliest rank costs, fillers aside."""
         return float(totals(self.ranks[self.bins], samples.costs, hands=int(self.ranks.max()) + 1).max())
+
+    def bins_swapped(self, samples: Samples, *, ranks: int) -> "Layout":
+        """Swap whole bins between ranks, as long as that makes the heaviest lighter; full bins have no other swap."""
+        costs = totals(self.bins, samples.costs, hands=len(self.ranks))
+        return Layout(self.bins, swap_bins(self.ranks, costs, ranks=ranks))
 
     def evened_out(
         self, samples: Samples, *, ranks: int, capacity: int, kicked: int = 0, tolerance: float | None = None

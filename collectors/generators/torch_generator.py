@@ -56,6 +56,7 @@ class TorchGenerator:
         offload: Offload[Any],
     ) -> None:
         self._model = model
+        self._device = next(model.parameters()).device
         # transformers renames it between versions, and models differ in the order of their arguments.
         known = inspect.signature(model.forward).parameters
         self._cache_keyword = "cache" if "cache" in known else "past_key_values"
@@ -174,15 +175,15 @@ class TorchGenerator:
         steps = int(limits.max())
         uniform = np.stack([_uniform(seed, steps) for request in requests for seed in request.seeds])
         width = max(map(len, prompts))
-        ids = torch.tensor([[self._pad_id] * (width - len(p)) + list(p) for p in prompts])
-        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        ids = torch.tensor([[self._pad_id] * (width - len(p)) + list(p) for p in prompts], device=self._device)
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=self._device)
         positions = (mask.cumsum(1) - 1).clamp(min=0)
-        draws = torch.from_numpy(uniform)
+        draws = torch.from_numpy(uniform).to(self._device)
         cache = DynamicCache(config=self._model.config)
         temperature = requests[0].temperature
-        open_rows = torch.ones(len(prompts), dtype=torch.bool)
+        open_rows = torch.ones(len(prompts), dtype=torch.bool, device=self._device)
         tokens, logprobs = [], []
-        last_allowed = torch.from_numpy(limits) - 1
+        last_allowed = torch.from_numpy(limits).to(self._device) - 1
         for step in range(steps):
             logits = self._model(
                 input_ids=ids,
@@ -199,7 +200,7 @@ class TorchGenerator:
             if not open_rows.any():
                 break
             ids = chosen.unsqueeze(1)
-            mask = torch.cat([mask, torch.ones(len(prompts), 1, dtype=mask.dtype)], dim=1)
+            mask = torch.cat([mask, mask.new_ones(len(prompts), 1)], dim=1)
             positions = positions[:, -1:] + 1
         return self._completions(requests, torch.stack(tokens, 1).tolist(), torch.stack(logprobs, 1).tolist())
 

@@ -51,7 +51,7 @@ def see_user_folder() -> None:
 
 
 def check_runnable(loaded: Loaded) -> None:
-    """Check what the configuration names: filters, task, checkpoint, prompts. ConfigError if not."""
+    """Check what the configuration names: filters, task, devices, checkpoint, prompts. ConfigError if not."""
     from asyncrl.collectors.tasks import load_task
     from asyncrl.filters import build_chain
 
@@ -62,6 +62,7 @@ def check_runnable(loaded: Loaded) -> None:
             f"data_plane.shared_memory (from {loaded.sources['data_plane.shared_memory']}) is {memory!r}; "
             "it must be a directory that can be written to, auto, or null"
         )
+    _check_devices(loaded)
     build_chain(config.filters, min_live=config.rollout.min_live)
     task = load_task(config.task.name, config.task.options)
     if config.model.path is not None:
@@ -81,6 +82,19 @@ def check_runnable(loaded: Loaded) -> None:
 
     for prompt in task.prompts():
         CharTokenizer().encode(prompt.text)
+
+
+def _check_devices(loaded: Loaded) -> None:
+    for section in (loaded.config.trainer, loaded.config.collector):
+        if section.device != "cuda":
+            continue
+        import torch
+
+        if not torch.cuda.device_count():
+            path = f"{'trainer' if section is loaded.config.trainer else 'collector'}.device"
+            raise ConfigError(
+                f"{path} (from {loaded.sources[path]}) is 'cuda' and torch sees no GPU here; it must be auto or cpu"
+            )
 
 
 def fail(message: str) -> NoReturn:

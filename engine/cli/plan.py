@@ -1,12 +1,17 @@
-"""`asyncrl plan show`: a picture of a step's plan, ranks as rows and micro-batches as blocks."""
+"""`asyncrl plan show`: a picture of a step's plan, ranks as rows, micro-batches as blocks, a bar between updates."""
 
-from collections.abc import Iterator, Mapping
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from asyncrl.engine.cli.options import fail
+
+if TYPE_CHECKING:
+    from asyncrl.engine.events.types import Planned, StepEnded
 
 app = typer.Typer(help="Look at how a step was packed onto its ranks.", no_args_is_help=True, add_completion=False)
 
@@ -23,10 +28,12 @@ def show(
     run: Annotated[str, typer.Argument(help="A run's folder.")],
     step: Annotated[int | None, typer.Option(help="Which step; the last one if not given.")] = None,
 ) -> None:
-    """Print tokens by rank and micro-batch, and how even the ranks were, as planned and as timed."""
+    """Print tokens by rank and micro-batch, and how long and how even the ranks were, as planned and as timed.
+
+    A block of dots is a filler; a bar stands between optimizer updates.
+    """
     from asyncrl.engine.events.log import read_events
     from asyncrl.engine.events.types import Planned, Put, StepEnded
-    from asyncrl.engine.records.keys import row_of
 
     path = Path(run)
     if not path.exists():
@@ -50,18 +57,65 @@ def show(
     wanted = max(plans) if step is None else step
     if wanted not in plans:
         fail(f"plan show --step {wanted}: the run has steps {min(plans)} to {max(plans)}")
-    plan = plans[wanted]
-    loads = [[sum(lengths[key] for key in keys) for keys in rank] for rank in plan.ranks]
-    longest = max(1, *(sum(rank) for rank in loads))
-    typer.echo(f"step {wanted}: {len(plan.ranks)} ranks, {len(loads[0])} micro-batches each, {plan.fillers} fillers")
-    for number, rank in enumerate(loads):
-        blocks = "".join(f"[{'#' * max(1, round(tokens * _WIDTH / longest) - 2)}]" for tokens in rank)
-        typer.echo(f"rank {number:>3}  {sum(rank):>8} tokens  {blocks}")
-    groups = [{row_of(key) for keys in rank for key in keys} for rank in plan.ranks]
-    typer.echo(f"a group is read by {sum(map(len, groups)) / len(set().union(*groups)):.2f} ranks")
+    for line in _picture(plans[wanted], lengths, ended.get(wanted)):
+        typer.echo(line)
     if wanted in ended:
         for line in _measured(ended[wanted].metrics, ended[wanted].seconds):
             typer.echo(line)
+
+
+def _picture(plan: Planned, lengths: Mapping[str, int], ended: StepEnded | None) -> Iterator[str]:
+    """Draw a plan; `lengths` are tokens by key."""
+    from asyncrl.engine.records.keys import row_of
+
+    updates = plan.updates or [len(plan.ranks[0])]
+    micro_batches = f"{sum(updates)} micro-batches each{f' in {len(updates)} updates' if len(updates) > 1 else ''}"
+    yield f"step {plan.step}: {len(plan.ranks)} ranks, {micro_batches}, {plan.fillers} fillers"
+    loads = [[sum(lengths[key] for key in keys) for keys in rank] for rank in plan.ranks]
+    longest = max(1, *(sum(rank) for rank in loads))
+    fillers = _fillers(plan, updates)
+    drawn = []
+    for number, rank in enumerate(loads):
+        blocks = [
+            f"[{('.' if (number, place) in fillers else '#') * max(1, round(tokens * _WIDTH / longest) - 2)}]"
+            for place, tokens in enumerate(rank)
+        ]
+        drawn.append(" | ".join("".join(blocks[end - count : end]) for count, end in _ends(updates)))
+    for number, blocks_of_rank in enumerate(drawn):
+        row = f"rank {number:>3}  {sum(loads[number]):>8} tokens  {blocks_of_rank.ljust(max(map(len, drawn)))}"
+        yield f"{row}{_seconds(ended, number)}".rstrip()
+    groups = [{row_of(key) for keys in rank for key in keys} for rank in plan.ranks]
+    yield f"a group is read by {sum(map(len, groups)) / len(set().union(*groups)):.2f} ranks"
+
+
+def _ends(updates: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield each update's micro-batches of a rank, and where they end."""
+    end = 0
+    for count in updates:
+        end += count
+        yield count, end
+
+
+def _fillers(plan: Planned, updates: Sequence[int]) -> set[tuple[int, int]]:
+    """Return rank and place of the micro-batches that repeat a key of their update; of two alike, the later."""
+    found = set()
+    for count, end in _ends(updates):
+        part = [(rank, place) for place in range(end - count, end) for rank in range(len(plan.ranks))]
+        seen = {key for rank, place in part if len(plan.ranks[rank][place]) > 1 for key in plan.ranks[rank][place]}
+        for rank, place in part:
+            keys = plan.ranks[rank][place]
+            if len(keys) == 1 and keys[0] in seen:
+                found.add((rank, place))
+            seen.update(keys)
+    return found
+
+
+def _seconds(ended: StepEnded | None, rank: int) -> str:
+    """Say what a rank's micro-batches took, beside what was predicted; older logs do not know."""
+    if ended is None or not ended.rank_seconds:
+        return ""
+    predicted = f"{ended.predicted_seconds[rank]:.3f} s predicted, " if ended.predicted_seconds else ""
+    return f"  {predicted}{ended.rank_seconds[rank]:.3f} s measured"
 
 
 def _measured(figures: Mapping[str, float], seconds: float) -> Iterator[str]:

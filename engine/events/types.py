@@ -150,12 +150,16 @@ class VersionSet(Event, frozen=True, kw_only=True, tag="version_set"):
 
 
 class Planned(Event, frozen=True, kw_only=True, tag="planned"):
-    """Per rank, per micro-batch: keys. Fillers repeat a key with weight zero."""
+    """Per rank, per micro-batch: keys. Fillers repeat a key with weight zero.
+
+    `updates` says how many of every rank's micro-batches make up each optimizer update; empty: all are one.
+    """
 
     batch: int
     step: int
     ranks: list[list[list[str]]]
     fillers: int
+    updates: tuple[int, ...] = ()
 
 
 class StepStarted(Event, frozen=True, kw_only=True, tag="step_started"):
@@ -165,7 +169,10 @@ class StepStarted(Event, frozen=True, kw_only=True, tag="step_started"):
 
 
 class StepEnded(Event, frozen=True, kw_only=True, tag="step_ended"):
-    """V is now `version`. `ages` counts trained samples by age, as strings of versions."""
+    """V is now `version`. `ages` counts trained samples by age, as strings of versions.
+
+    `rank_seconds` is what each rank's micro-batches took, `predicted_seconds` what was expected (empty: nothing).
+    """
 
     step: int
     version: int
@@ -175,6 +182,8 @@ class StepEnded(Event, frozen=True, kw_only=True, tag="step_ended"):
     tokens: int
     reward_sum: float
     metrics: dict[str, float]
+    rank_seconds: tuple[float, ...] = ()
+    predicted_seconds: tuple[float, ...] = ()
 
 
 class PublishStarted(Event, frozen=True, kw_only=True, tag="publish_started"):

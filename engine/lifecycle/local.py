@@ -12,9 +12,10 @@ from asyncrl.engine.lifecycle.base import World
 from asyncrl.engine.lifecycle.parts import (
     build_collector,
     build_rank,
-    build_run_model,
+    collector_model,
     cost_model,
     load_run_task,
+    rank_model,
     train_partition,
     warm_up_examples,
 )
@@ -26,7 +27,7 @@ from asyncrl.trainers.reducer import Meeting
 
 @asynccontextmanager
 async def local_world(config: RunConfig) -> AsyncIterator[World]:
-    """Build everything here; nothing outlives the context."""
+    """Build everything here, on the first GPU where GPUs are used; nothing outlives the context."""
     torch.set_num_threads(config.trainer.threads)
     plane = LocalPlane(
         clock=time.monotonic,
@@ -38,14 +39,14 @@ async def local_world(config: RunConfig) -> AsyncIterator[World]:
     meeting = Meeting(config.trainer.ranks, config.trainer.step_timeout_s)
     task = load_run_task(config)
     collectors = [
-        build_collector(config, i, model=build_run_model(config), plane=plane, transport=transport, offload=in_place)
+        build_collector(config, i, model=collector_model(config, 0), plane=plane, transport=transport, offload=in_place)
         for i in range(config.collector.count)
     ]
     ranks = [
         build_rank(
             config,
             i,
-            model=build_run_model(config),
+            model=rank_model(config, 0),
             plane=plane,
             reducer=meeting.member(i),
             transport=transport,

@@ -13,6 +13,7 @@ from asyncrl.configs import RunConfig
 from asyncrl.engine.data_plane.base import DataPlane, Partition
 from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION
 from asyncrl.engine.model.causal_lm import build_model
+from asyncrl.engine.model.device import choose_device, torch_dtype
 from asyncrl.engine.model.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
 from asyncrl.engine.offload import Offload
 from asyncrl.engine.records.columns import COLUMNS
@@ -97,8 +98,26 @@ def build_collector(
 
 
 def build_run_model(config: RunConfig) -> Any:
+    """Return the run's model in float32 on the CPU; equal in every process."""
     vocab_size = load_tokenizer(config.model.path).vocab_size
     return build_model(config.model, vocab_size=vocab_size, seed=config.run.seed)
+
+
+def rank_model(config: RunConfig, place: int) -> Any:
+    """Return the model of the rank at `place` of the run's processes, on its device, in float32."""
+    return build_run_model(config).to(choose_device(config.trainer.device, place))
+
+
+def collector_model(config: RunConfig, place: int) -> Any:
+    """Return the model of the collector at `place` of the run's processes, on its device.
+
+    Its weights are in the type that it computes in. Buffers are not: rounded frequencies of rotary
+    positions would make another model of it than the trainer's.
+    """
+    model = build_run_model(config)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch_dtype(config.model.dtype))
+    return model.to(choose_device(config.collector.device, place))
 
 
 def _device_name(model: Any) -> str:
@@ -128,6 +147,8 @@ def build_rank(
         packed=trainer.packed,
         importance_cap=trainer.importance_cap,
         reference_kl=trainer.reference_kl,
+        align=trainer.align,
+        compute_dtype=torch_dtype(config.model.dtype),
     )
     return TrainerRank(
         rank,

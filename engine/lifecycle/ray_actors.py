@@ -12,7 +12,7 @@ import torch
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
-from asyncrl.engine.lifecycle.parts import build_collector, build_rank, build_run_model
+from asyncrl.engine.lifecycle.parts import build_collector, build_rank, collector_model, rank_model
 from asyncrl.engine.offload import in_thread
 from asyncrl.engine.weights.ray_store import RayObjectStore
 from asyncrl.trainers.reducer import Alone, Gloo, Reducer
@@ -21,13 +21,12 @@ from asyncrl.trainers.reducer import Alone, Gloo, Reducer
 class _RemoteActor:
     """Calls methods of what it holds; `user_path` makes the user's own modules importable, last."""
 
-    def __init__(self, config: RunConfig, index: int, user_path: str, threads: int) -> None:
+    def __init__(self, config: RunConfig, index: int, user_path: str, *, threads: int) -> None:
         torch.set_num_threads(threads)
         if user_path not in sys.path:
             sys.path.append(user_path)
         self._config = config
         self._index = index
-        self._model = build_run_model(config)
         self._served: Any = None
 
     async def _plane(self) -> TransferQueuePlane:
@@ -44,9 +43,15 @@ class _RemoteActor:
         return await getattr(self._served, method)(*args, **kwargs)
 
 
+def _has_own_gpu(model: Any, ranks: int) -> bool:
+    """Whether ranks train on GPUs of their own; they take them in turn."""
+    return next(model.parameters()).device.type == "cuda" and torch.cuda.device_count() >= ranks
+
+
 class CollectorActor(_RemoteActor):
     def __init__(self, config: RunConfig, index: int, user_path: str) -> None:
-        super().__init__(config, index, user_path, config.collector.threads)
+        super().__init__(config, index, user_path, threads=config.collector.threads)
+        self._model = collector_model(config, config.trainer.ranks + index)
 
     async def connect(self) -> None:
         self._served = build_collector(
@@ -61,18 +66,24 @@ class CollectorActor(_RemoteActor):
 
 class RankActor(_RemoteActor):
     def __init__(self, config: RunConfig, index: int, user_path: str) -> None:
-        super().__init__(config, index, user_path, config.trainer.threads)
+        super().__init__(config, index, user_path, threads=config.trainer.threads)
+        self._model = rank_model(config, index)
 
     async def connect(self, store: str) -> None:
         """Attach to the data plane and meet the other ranks at the file `store`."""
         reducer: Reducer = Alone()
         if self._config.trainer.ranks > 1:
+            nccl = _has_own_gpu(self._model, self._config.trainer.ranks)
+            if nccl:
+                # As gloo: the ranks meet on this host, and nothing listens beyond it.
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
             reducer = gloo = Gloo(
                 rank=self._index,
                 ranks=self._config.trainer.ranks,
                 store=store,
                 timeout_s=self._config.trainer.step_timeout_s,
                 offload=in_thread,
+                nccl=nccl,
             )
             await gloo.join()
         self._served = build_rank(

@@ -32,7 +32,11 @@ _NAMED_BY: Mapping[type, tuple[str, ...]] = {
     Settled: ("group",),
 }
 _TIMES = {"seq", "t", "wall"}
-_NOT_DERIVED: Mapping[type, set[str]] = {StepEnded: {"seconds", "metrics"}, Put: {"group", "keys", "tags"}}
+_NOT_DERIVED: Mapping[type, set[str]] = {
+    StepEnded: {"seconds", "metrics", "rank_seconds", "predicted_seconds"},
+    Put: {"group", "keys", "tags"},
+}
+_LACKING = {"digest", "updates"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ def differences(recorded: AnyEvent, replayed: AnyEvent) -> list[str]:
     before, after = msgspec.to_builtins(recorded), msgspec.to_builtins(replayed)
     out = []
     for name in (name for name in before if name not in passed):
-        if name == "digest" and before[name] is None:
+        if name in _LACKING and before[name] in (None, (), []):
             continue
         if before[name] != after.get(name):
             out.append(f"{name} is {_short(before[name], after.get(name))}")

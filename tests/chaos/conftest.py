@@ -2,16 +2,18 @@
 
 import pytest
 
-FEW = 700
+SCHEDULES = 2000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--schedules", type=int, default=FEW, help=f"Random schedules of tests/chaos (default {FEW}).")
+    parser.addoption(
+        "--schedules", type=int, default=SCHEDULES, help=f"Random schedules of tests/chaos (default {SCHEDULES})."
+    )
 
 
 @pytest.fixture
 def schedules(request: pytest.FixtureRequest) -> int:
     """How many schedules one test may run."""
     # The option exists when this folder was named on the command line.
-    count: int = request.config.getoption("--schedules", FEW)
+    count: int = request.config.getoption("--schedules", SCHEDULES)
     return count

@@ -44,9 +44,16 @@ def test_every_stage_runs_leaves_nothing_and_replays(tmp_path: Path, runtime: st
         assert found[metrics.FORWARD_SECONDS] > 0
         assert 0 < found[metrics.USED_WEIGHT_MEAN] <= found[metrics.WEIGHT_MEAN]
         assert all(math.isfinite(value) for value in found.values())
+        assert len(step["rank_seconds"]) == 2
+        assert max(step["rank_seconds"]) == pytest.approx(found[metrics.RANK_SECONDS], abs=1e-6)
+    # The first step warms up, and the second is the first to be learnt from.
+    assert [len(step["predicted_seconds"]) for step in steps] == [0, 0, 2, 2]
     # The reference is the policy of version 0 and moves no more.
     drift = [step["metrics"][metrics.REFERENCE_KL_MEAN] for step in steps]
     assert 0 <= drift[0] < drift[-1]
     replayed = asyncrl(tmp_path, "replay", "out")
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     assert "identical" in replayed.stdout
+    shown = asyncrl(tmp_path, "plan", "show", "out")
+    assert "in 2 updates" in shown.stdout
+    assert shown.stdout.count(" s predicted, ") >= 2

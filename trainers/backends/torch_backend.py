@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ class TorchBackend:
 
     With a `reference_kl` over 0 a frozen copy of the model is kept, and the loss adds that times the
     divergence from it. Importance weights of a proximal policy are truncated at `importance_cap`.
+    Each sample takes a multiple of `align` positions of its row. Models compute in `compute_dtype`
+    (default: the weights' own) under autocast: weights, gradients and moments keep their type.
     """
 
     def __init__(
@@ -34,6 +37,8 @@ class TorchBackend:
         packed: bool = False,
         importance_cap: float = 2.0,
         reference_kl: float = 0.0,
+        align: int = 1,
+        compute_dtype: torch.dtype | None = None,
     ) -> None:
         self._model = model
         self._pad_id = pad_id
@@ -45,9 +50,11 @@ class TorchBackend:
         self._packed = packed
         self._importance_cap = importance_cap
         self._reference_kl = reference_kl
+        self._align = align
         self._reference: Any = None
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._device, self._dtype = self._parameters[0].device, self._parameters[0].dtype
+        self._device = self._parameters[0].device
+        self._dtype = compute_dtype or self._parameters[0].dtype
         if packed and has_varlen(self._device, self._dtype):
             use_varlen(model)
         self.reset_optimizer()
@@ -67,20 +74,24 @@ class TorchBackend:
 
     def accumulate(self, rows: Rows, total_tokens: int) -> StepSums:
         logprobs = self._logprobs(rows.tokens, pad_to=rows.pad_to, extras=rows.extras)
-        mask = torch.zeros_like(logprobs, dtype=torch.bool)
+        mask = torch.zeros(logprobs.shape, dtype=torch.bool)
         for i, (at, skip) in enumerate(zip(_responses(rows), rows.withheld, strict=True)):
             mask[i, at.start + skip : at.stop] = not rows.filler
+
+        def placed(values: Sequence[torch.Tensor] | Sequence[float]) -> torch.Tensor:
+            return self._moved(_placed(rows, values, logprobs))
+
         proximal, reference = None, None
         if rows.proximal_logprobs is not None:
-            proximal = Proximal(_placed(rows, rows.proximal_logprobs, logprobs), self._importance_cap)
+            proximal = Proximal(placed(rows.proximal_logprobs), self._importance_cap)
         if self._reference_kl and rows.reference_logprobs is not None:
-            scales = _placed(rows, rows.scales or [1.0] * len(rows.tokens), logprobs)
-            reference = Reference(_placed(rows, rows.reference_logprobs, logprobs), scales, self._reference_kl)
+            scales = placed(rows.scales or [1.0] * len(rows.tokens))
+            reference = Reference(placed(rows.reference_logprobs), scales, self._reference_kl)
         sums = policy_loss_sums(
             logprobs,
-            _placed(rows, rows.logprobs, logprobs),
-            _placed(rows, rows.advantages, logprobs),
-            mask,
+            placed(rows.logprobs),
+            placed(rows.advantages),
+            self._moved(mask),
             self._clip,
             proximal=proximal,
             reference=reference,
@@ -101,15 +112,15 @@ class TorchBackend:
 
     @torch.no_grad()
     def logprobs(self, rows: Rows, *, reference: bool = False) -> list[torch.Tensor]:
-        logprobs = self._logprobs(rows.tokens, pad_to=rows.pad_to, extras=rows.extras, reference=reference)
+        logprobs = self._logprobs(rows.tokens, pad_to=rows.pad_to, extras=rows.extras, reference=reference).cpu()
         return [logprobs[i, at] for i, at in enumerate(_responses(rows))]
 
     def accumulate_supervised(self, tokens: Sequence[torch.Tensor], prompt_tokens: Sequence[int], total: int) -> float:
         logprobs = self._logprobs(tokens)
-        mask = torch.zeros_like(logprobs, dtype=torch.bool)
+        mask = torch.zeros(logprobs.shape, dtype=torch.bool)
         for i, (row, prompt) in enumerate(zip(tokens, prompt_tokens, strict=True)):
             mask[i, prompt - 1 : row.shape[0] - 1] = True
-        loss = -torch.where(mask, logprobs, 0.0).sum() / max(total, 1)
+        loss = -torch.where(self._moved(mask), logprobs, 0.0).sum() / max(total, 1)
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
 
@@ -135,8 +146,12 @@ class TorchBackend:
         return norm
 
     def state(self) -> State:
-        state: State = self._model.state_dict()
-        return state
+        """Return the weights in the type in which models compute; what is no weight keeps its own."""
+        state = self._model.state_dict(keep_vars=True)
+        return {
+            name: value.detach().to(self._dtype) if isinstance(value, torch.nn.Parameter) else value
+            for name, value in state.items()
+        }
 
     def _logprobs(
         self,
@@ -148,38 +163,58 @@ class TorchBackend:
     ) -> torch.Tensor:
         """Return log-probabilities (B, L - 1): at t, of the token at t + 1 given those up to t.
 
-        L is the longest sample's length, or `pad_to`. Extras go to the model under their names, each
-        concatenated over samples along the first dimension, as multimodal models take them.
+        L is the longest sample's length in multiples of `align`, or `pad_to`. Extras go to the model under
+        their names, each concatenated over samples along the first dimension, as multimodal models take them.
         """
         model = self._reference if reference else self._model
-        more = {name: torch.cat(list(values)).to(self._device) for name, values in (extras or {}).items()}
+        more = {name: self._moved(torch.cat(list(values))) for name, values in (extras or {}).items()}
         if self._packed:
             return pad_rows(self._packed_logprobs(model, tokens, pad_to, more))
-        ids = pad_rows([row.long() for row in tokens], self._pad_id, pad_to or None).to(self._device)
+        length = pad_to or self._aligned(max(row.shape[0] for row in tokens))
+        ids = self._moved(pad_rows([row.long() for row in tokens], self._pad_id, length))
         lengths = torch.tensor([row.shape[0] for row in tokens], device=self._device)
         attention = (torch.arange(ids.shape[1], device=self._device) < lengths.unsqueeze(1)).long()
-        logits = model(input_ids=ids, attention_mask=attention, use_cache=False, **more).logits
+        with self._precision():
+            logits = model(input_ids=ids, attention_mask=attention, use_cache=False, **more).logits
         return token_logprobs(logits[:, :-1], ids[:, 1:], self._temperature)
 
     def _packed_logprobs(
         self, model: Any, tokens: Sequence[torch.Tensor], pad_to: int, more: Mapping[str, torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Run all samples as one row of T tokens; return log-probabilities of each, (L_i - 1).
+        """Run all samples as one row of T tokens; return log-probabilities of each, (L_i - 1), L_i a multiple of `align`.
 
         Positions start anew in each sample, and a token attends to earlier ones of its own sample
         alone. No token is predicted from another sample. What pads the row is a sample of its own.
         """
-        rows = [row.long() for row in tokens]
+        rows = [self._filled(row.long(), self._aligned(row.shape[0])) for row in tokens]
         padding = pad_to - sum(row.shape[0] for row in rows)
         if padding > 0:
             rows.append(torch.full((padding,), self._pad_id))
         packing = Packing([row.shape[0] for row in rows])
-        ids = torch.cat(rows).to(self._device)
-        logits = model(
-            input_ids=ids.unsqueeze(0), use_cache=False, **packing.arguments(self._device, self._dtype), **more
-        ).logits[0]
+        ids = self._moved(torch.cat(rows))
+        arguments = packing.arguments(self._device, self._dtype)
+        with self._precision():
+            logits = model(input_ids=ids.unsqueeze(0), use_cache=False, **arguments, **more).logits[0]
         parts = zip(packing.split(logits), packing.split(ids), strict=True)
         return [token_logprobs(out[:-1], row[1:], self._temperature) for out, row in parts][: len(tokens)]
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        """Return the context of a forward pass."""
+        if self._dtype == self._parameters[0].dtype:
+            return nullcontext()
+        return torch.autocast(self._device.type, self._dtype)
+
+    def _moved(self, values: torch.Tensor) -> torch.Tensor:
+        """Bring a tensor to the device; to a GPU from pinned memory, so that the CPU goes on meanwhile."""
+        if self._device.type == "cuda":
+            return values.pin_memory().to(self._device, non_blocking=True)
+        return values.to(self._device)
+
+    def _aligned(self, tokens: int) -> int:
+        return -(-tokens // self._align) * self._align
+
+    def _filled(self, row: torch.Tensor, length: int) -> torch.Tensor:
+        return torch.nn.functional.pad(row, (0, length - row.shape[0]), value=self._pad_id)
 
 
 def _responses(rows: Rows) -> list[slice]:
@@ -188,8 +223,11 @@ def _responses(rows: Rows) -> list[slice]:
 
 
 def _placed(rows: Rows, values: Sequence[torch.Tensor] | Sequence[float], like: torch.Tensor) -> torch.Tensor:
-    """Put each sample's values, one a response token or one for all, where they are predicted; 0 elsewhere."""
-    out = torch.zeros_like(like, requires_grad=False)
+    """Put each sample's values, one a response token or one for all, where they are predicted; 0 elsewhere.
+
+    It is done on the CPU, where the values are: a copy to a GPU for each sample would take longer.
+    """
+    out = torch.zeros(like.shape, dtype=like.dtype)
     for i, (at, value) in enumerate(zip(_responses(rows), values, strict=True)):
-        out[i, at] = torch.as_tensor(value, dtype=out.dtype, device=out.device)
+        out[i, at] = torch.as_tensor(value, dtype=out.dtype)
     return out

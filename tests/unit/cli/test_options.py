@@ -166,3 +166,16 @@ def test_a_shared_memory_directory_that_cannot_be_written_to_is_refused(command:
         assert all(words in result.stderr for words in ("data_plane.shared_memory", bad, "auto, or null"))
     for good in ("auto", "null", str(folder)):
         assert command("train", "--dry-run", "--set", f"data_plane.shared_memory={good}").exit_code == 0
+
+
+@pytest.mark.parametrize("path", ["trainer.device", "collector.device"])
+def test_a_gpu_that_is_not_there_is_refused_before_anything_starts(command: Command, path: str) -> None:
+    import torch
+
+    if torch.cuda.device_count():
+        pytest.skip("there is a GPU here")
+    done = command("train", "--set", f"{path}=cuda")
+    assert done.exit_code == 2
+    assert (
+        f"{path} (from --set {path}=cuda) is 'cuda' and torch sees no GPU here; it must be auto or cpu" in done.output
+    )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from typer.testing import CliRunner
 
@@ -12,16 +13,32 @@ from asyncrl.engine.events.types import Planned, Put, StepEnded
 
 
 def _run(
-    folder: Path, lengths: Sequence[int], ranks: list[list[list[str]]], *, figures: dict[str, float] | None = None
+    folder: Path,
+    lengths: Sequence[int],
+    ranks: list[list[list[str]]],
+    *,
+    figures: dict[str, float] | None = None,
+    updates: tuple[int, ...] = (),
+    measured: tuple[float, ...] = (),
+    predicted: tuple[float, ...] = (),
 ) -> Path:
     folder.mkdir()
     log = EventLog(clock=lambda: 0.0, wall=lambda: 0.0, path=folder / "events.jsonl")
     keys = [f"v0_p0_g{i}" for i in range(len(lengths))]
     log.append(Put(group=0, keys=keys, tags={"prompt_tokens": 2, "response_tokens": list(lengths)}))
-    log.append(Planned(batch=0, step=1, ranks=ranks, fillers=1))
+    log.append(Planned(batch=0, step=1, ranks=ranks, fillers=1, updates=updates))
     log.append(
         StepEnded(
-            step=1, version=1, seconds=0.5, ages={"0": 2}, samples=2, tokens=9, reward_sum=1.0, metrics=figures or {}
+            step=1,
+            version=1,
+            seconds=0.5,
+            ages={"0": 2},
+            samples=2,
+            tokens=9,
+            reward_sum=1.0,
+            metrics=figures or {},
+            rank_seconds=measured,
+            predicted_seconds=predicted,
         )
     )
     log.close()
@@ -58,6 +75,38 @@ def test_a_plan_says_how_the_step_went(tmp_path: Path) -> None:
         "slowest rank: 0.350 s predicted, 0.400 s measured; of the ranks' time 20.0% waiting for it",
         "fillers are 5.1% of the cost, padding 10.0% of the positions",
     ]
+
+
+def test_a_bar_stands_between_updates_and_a_filler_is_dots(tmp_path: Path) -> None:
+    """Two updates of one and of two micro-batches; the second update's shortest sample fills rank 1's last place."""
+    g = [f"v0_p0_g{i}" for i in range(6)]
+    ranks = [[[g[0]], [g[2], g[3]], [g[4]]], [[g[1]], [g[5]], [g[4]]]]
+    run = _run(tmp_path / "run", [18, 8, 8, 6, 8, 13], ranks, updates=(1, 2))
+    lines = CliRunner().invoke(app, ["plan", "show", str(run)]).output.splitlines()
+    assert lines[0] == "step 1: 2 ranks, 3 micro-batches each in 2 updates, 1 fillers"
+    assert lines[1].split("tokens  ")[1] == f"[{'#' * 23}] | [{'#' * 20}][{'#' * 10}]"
+    assert lines[2].split("tokens  ")[1] == f"[{'#' * 10}] | [{'#' * 17}][{'.' * 10}]"
+
+
+def test_each_rank_has_its_predicted_and_measured_seconds(tmp_path: Path) -> None:
+    """Nothing is predicted in the first steps; older logs have neither, and end with the blocks."""
+    ranks = [[["v0_p0_g0"]], [["v0_p0_g1"]]]
+
+    def rows(name: str, **seconds: Any) -> list[str]:
+        run = _run(tmp_path / name, [6, 2], ranks, **seconds)
+        lines = CliRunner().invoke(app, ["plan", "show", str(run)]).output.splitlines()
+        return [line.rpartition("]")[2] for line in lines[1:3]]
+
+    both = rows("both", measured=(0.4, 0.25), predicted=(0.35, 0.2))
+    assert [text.strip() for text in both] == [
+        "0.350 s predicted, 0.400 s measured",
+        "0.200 s predicted, 0.250 s measured",
+    ]
+    assert [text.strip() for text in rows("first", measured=(0.4, 0.25))] == [
+        "0.400 s measured",
+        "0.250 s measured",
+    ]
+    assert rows("older") == ["", ""]
 
 
 def test_a_wrong_folder_or_step_ends_with_code_2_and_says_what_there_is(tmp_path: Path) -> None:

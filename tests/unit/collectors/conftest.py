@@ -95,7 +95,11 @@ def running() -> Callable[..., AbstractAsyncContextManager[TorchGenerator]]:
 
 @pytest.fixture
 def llama() -> Any:
-    return build_model(Model(path=None, hidden_size=16, layers=2, heads=2, intermediate_size=24), vocab_size=32, seed=2)
+    return build_model(
+        Model(path=None, hidden_size=16, layers=2, heads=2, intermediate_size=24, dtype="float32"),
+        vocab_size=32,
+        seed=2,
+    )
 
 
 @pytest.fixture

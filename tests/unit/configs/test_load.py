@@ -34,6 +34,7 @@ INTEGERS = [
     ("trainer.ranks", ["0", "-1"], "an integer of at least 1"),
     ("trainer.micro_batch_tokens", ["0", "-5"], "an integer of at least 1"),
     ("trainer.publish_tries", ["0"], "an integer of at least 1"),
+    ("trainer.align", ["0", "-1", "1.5"], "an integer of at least 1"),
     ("trainer.warm_up_steps", ["-1"], "an integer of at least 0"),
     ("task.epochs", ["0", "-1"], "an integer of at least 1 or null"),
     ("run.steps", ["0", "-1"], "an integer of at least 1 or null"),
@@ -54,6 +55,10 @@ WORDS = [
     ("run.runtime", ["cloud", "null", "1"], "one of ray, local"),
     ("trainer.over_budget", ["drop"], "one of mask, error"),
     ("collector.on_error", ["retry"], "one of skip, abort"),
+    ("collector.device", ["gpu", "cuda:1", "0"], "one of auto, cpu, cuda"),
+    ("trainer.device", ["gpu", "null"], "one of auto, cpu, cuda"),
+    ("trainer.micro_batch_order", ["shortest_first"], "one of costliest_first, cheap_ends"),
+    ("model.dtype", ["float16", "bf16"], "one of float32, bfloat16"),
     ("task.name", ["3"], "a string"),
     ("filters", ["3", "{}"], "a list"),
 ]
@@ -133,6 +138,8 @@ def test_a_preset_or_file_that_is_not_there_is_refused(name: str, hint: str) -> 
         (["rollout.min_live=5", "rollout.group_size=4"], ["min_live is 5", "group_size 4"]),
         (["model.heads=3"], ["model.heads is 3", "model.hidden_size 64"]),
         (["trainer.micro_batch_tokens=2"], ["micro_batch_tokens is 2", "max_new_tokens 2"]),
+        (["trainer.micro_batch_tokens=7", "trainer.align=4", "rollout.max_new_tokens=4"], ["is 7", "trainer.align 4"]),
+        (["trainer.balance=false", "trainer.micro_batch_order=cheap_ends"], ["balance is false", "order cheap_ends"]),
         (["data_plane.capacity_rows=47"], ["capacity_rows is 47", "= 48"]),
         (["collector.decode_samples=15"], ["decode_samples is 15", "group_size 16"]),
         (["filters=[{max_age: 1}]"], ["each entry needs a name", "max_age"]),
@@ -148,6 +155,7 @@ def test_what_just_fits_is_taken() -> None:
     settings("rollout.max_publish_lag=2", "rollout.max_staleness=2")
     settings("rollout.min_live=4", "rollout.group_size=4")
     settings("trainer.micro_batch_tokens=3")
+    settings("trainer.micro_batch_tokens=8", "trainer.align=4", "rollout.max_new_tokens=7")
     settings("data_plane.capacity_rows=48")
     settings("collector.decode_samples=16")
     settings("run.seed=4294967295", "rollout.max_staleness=0", "trainer.learning_rate=1", "run.stop_at_reward=-1.5")

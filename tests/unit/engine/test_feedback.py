@@ -22,7 +22,7 @@ def result(seconds: float, peak_flops: float = 0.0, waited_s: float = 0.0) -> Ra
 
 def figures(*, packed: bool = False, one_length: bool = False, peak: float = 0.0) -> dict[str, float]:
     feedback = Feedback(lambda tokens: 10.0 * tokens, packed=packed, one_length=one_length)
-    return feedback.metrics(PLAN, LENGTHS, [result(3.0, peak, 0.25), result(1.0, peak, 0.5)])
+    return feedback.figures(PLAN, LENGTHS, [result(3.0, peak, 0.25), result(1.0, peak, 0.5)]).metrics
 
 
 def test_shares_of_fillers_padding_and_waiting_are_what_the_plan_and_the_clock_say() -> None:
@@ -53,10 +53,21 @@ def test_the_share_of_peak_is_over_the_time_of_the_slowest_rank() -> None:
 
 
 def test_seconds_are_predicted_from_earlier_steps_alone() -> None:
-    """Two ranks of 80 computed FLOPs each, at 0.25 s; nothing is known for the first two steps, which warm up."""
+    """Two ranks of 80 computed FLOPs each; nothing is known for the first two steps, which warm up."""
     feedback = Feedback(lambda tokens: 10.0 * tokens, packed=False, one_length=False)
-    found = [feedback.metrics(PLAN, LENGTHS, [result(s), result(s)]) for s in (9.0, 0.25, 0.5, 0.5)]
+    steps = [feedback.figures(PLAN, LENGTHS, [result(s), result(2 * s)]) for s in (9.0, 0.25, 0.5, 0.5)]
+    found = [step.metrics for step in steps]
     assert [one[metrics.PREDICTED_SECONDS] for one in found[:2]] == [0.0, 0.0]
-    assert found[2][metrics.PREDICTED_SECONDS] == pytest.approx(0.25)
-    assert found[2][metrics.PREDICTION_ERROR] == pytest.approx(0.5)
-    assert 0.25 < found[3][metrics.PREDICTED_SECONDS] < 0.5
+    assert [one.predicted_seconds for one in steps[:2]] == [[], []]
+    assert found[2][metrics.PREDICTED_SECONDS] == pytest.approx(0.375)
+    assert steps[2].predicted_seconds == pytest.approx([0.375, 0.375])
+    assert steps[2].rank_seconds == [0.5, 1.0]
+    assert found[2][metrics.PREDICTION_ERROR] == pytest.approx((0.25 + 0.625) / 2)
+    assert 0.375 < found[3][metrics.PREDICTED_SECONDS] < 0.75
+
+
+@pytest.mark.parametrize(("packed", "positions"), [(False, 2 * 6 + 3 + 6 + 3), (True, 6 + 3 + 3 + 6 + 3)])
+def test_padding_counts_positions_that_alignment_adds(packed: bool, positions: int) -> None:
+    """Lengths 4, 2 and 6 take 6, 3 and 6 positions in multiples of 3; 16 positions hold a token."""
+    found = Feedback(None, packed=packed, one_length=False, align=3).figures(PLAN, LENGTHS, [result(1.0)] * 2)
+    assert found.metrics[metrics.PADDING_FRACTION] == pytest.approx(1 - 16 / positions)

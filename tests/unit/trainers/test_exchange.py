@@ -22,9 +22,11 @@ def test_two_swaps_do_what_no_swap_does() -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.integers(1, 40), min_size=6, max_size=40), st.integers(2, 4), st.integers(0, 30))
-def test_swaps_keep_budgets_and_bins_and_never_make_it_worse(sizes: list[int], ranks: int, spare: int) -> None:
-    each = max(1, len(sizes) // (3 * ranks))
+@given(st.lists(st.integers(1, 40), min_size=6, max_size=40), st.integers(2, 3), st.integers(0, 30), st.integers(1, 3))
+def test_swaps_keep_budgets_and_bins_and_never_make_it_worse(
+    sizes: list[int], ranks: int, spare: int, a_bin: int
+) -> None:
+    each = max(1, len(sizes) // (a_bin * ranks))
     size, costs = np.array(sizes), np.array(sizes) ** 1.5
     bins, rank = np.arange(len(sizes)) % (each * ranks), np.arange(each * ranks) % ranks
     capacity = int(np.bincount(bins, weights=size).max()) + spare
@@ -64,3 +66,19 @@ def test_the_samples_of_two_ranks_are_dealt_anew_where_bins_allow_it() -> None:
     assert found.heaviest(samples) == 20
     assert np.bincount(found.bins, weights=sizes, minlength=4).max() <= 12
     assert len(set(found.bins.tolist())) == 4
+
+
+def test_moves_leave_no_bin_empty() -> None:
+    """The heavy rank has 30 too much and room to spare; the light one's only sample in a bin must stay there."""
+    costs = np.array([50.0, 20.0, 10.0, 5.0])
+    bins, rank = np.array([0, 0, 1, 2]), np.array([0, 0, 1, 1])
+    found = swap_samples(bins, rank, sizes=costs.astype(np.int64), costs=costs, capacity=100, ranks=2, kicked=50)
+    assert set(found.tolist()) >= {0, 1, 2}
+
+
+def test_a_deal_leaves_no_micro_batch_without_a_sample() -> None:
+    """9 against 3+3+3 would be even, but two micro-batches cannot share one sample."""
+    sizes = np.array([9, 3, 3, 3])
+    samples = Samples(np.array(list("abcd"), dtype=object), sizes, sizes, sizes.astype(np.float64))
+    layout = Layout(np.array([0, 1, 2, 3]), np.array([0, 0, 1, 1]))
+    assert dealt_anew(layout, samples, ranks=2, capacity=12, enough=9.0).bins.tolist() == [0, 1, 2, 3]

@@ -53,6 +53,19 @@ def test_nothing_depends_on_the_numbers_of_groups() -> None:
     assert deal_groups(renamed, sizes=sizes, costs=costs, ranks=4).tolist() == one.tolist()
 
 
+def test_groups_stay_together_where_one_sample_makes_the_heaviest_rank() -> None:
+    """No plan is lighter than that sample, so keeping groups together costs nothing."""
+    lengths = {"v0_p0_g0": 900} | {f"v0_p{p}_g{i}": 10 + 7 * i + p for p in range(1, 9) for i in range(4)}
+    groups = {key: key.rpartition("_")[0] for key in lengths}
+    reads, heaviest = [], []
+    for some in (None, groups):
+        plan = plan_batch(lengths, ranks=4, budget_tokens=900, groups=some)
+        reads.append(len({(r, groups[key]) for r, hand in enumerate(plan.ranks) for b in hand for key in b.keys}))
+        heaviest.append(max(sum(b.tokens for b in hand) for hand in plan.ranks))
+    assert heaviest == [900, 900]
+    assert reads[1] < reads[0]
+
+
 @pytest.mark.parametrize(("seed", "each"), [(0, 1.01), (15, 1.02)])
 def test_16384_samples_are_packed_to_the_bound_with_their_groups_together(seed: int, each: float) -> None:
     """Seed 15 leaves one token of room a micro-batch. Without locality a group is read by 6.4 of the 16 ranks."""

@@ -25,7 +25,7 @@ from asyncrl.trainers.rank import TrainerRank
 from asyncrl.trainers.reducer import Alone, Meeting
 
 CLIP = Clip(low=0.2, high=0.3, dual=3.0)
-SMALL = Model(path=None, hidden_size=16, layers=1, heads=2, intermediate_size=24)
+SMALL = Model(path=None, hidden_size=16, layers=1, heads=2, intermediate_size=24, dtype="float32")
 
 
 def k3(gap: float) -> float:

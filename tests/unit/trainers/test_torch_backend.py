@@ -17,7 +17,7 @@ from asyncrl.engine.testing.virtual_time import run_virtual
 from asyncrl.trainers.backends.base import Rows
 from asyncrl.trainers.backends.torch_backend import TorchBackend
 
-SMALL = Model(path=None, hidden_size=16, layers=2, heads=2, intermediate_size=24)
+SMALL = Model(path=None, hidden_size=16, layers=2, heads=2, intermediate_size=24, dtype="float32")
 Make = Callable[..., TorchBackend]
 
 

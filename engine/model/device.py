@@ -1,0 +1,36 @@
+"""Which device a rank or a collector computes on, and in what precision.
+
+A run's ranks take the GPUs in turn, and its collectors those after them.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+
+from asyncrl.engine.errors import ConfigError
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+def choose_device(
+    asked: Device, place: int, *, count_gpus: Callable[[], int] = torch.cuda.device_count
+) -> torch.device:
+    """Return the device of the `place`-th process of a run; `auto` is a GPU where torch sees one, else the CPU.
+
+    ConfigError for `cuda` where torch sees no GPU.
+    """
+    if asked == "cpu":
+        return torch.device("cpu")
+    count = count_gpus()
+    if count:
+        return torch.device("cuda", place % count)
+    if asked == "cuda":
+        raise ConfigError("cuda was asked for, and torch sees no GPU here; it must be auto or cpu")
+    return torch.device("cpu")
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return torch's type of a name such as `bfloat16`."""
+    found: torch.dtype = getattr(torch, name)
+    return found
