@@ -181,7 +181,9 @@ class TorchBackend:
     def _packed_logprobs(
         self, model: Any, tokens: Sequence[torch.Tensor], pad_to: int, more: Mapping[str, torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Run all samples as one row of T tokens; return log-probabilities of each, (L_i - 1), L_i a multiple of `align`.
+        """Run all samples as one row of T tokens; return log-probabilities of each, (L_i - 1).
+
+        L_i is a multiple of `align`.
 
         Positions start anew in each sample, and a token attends to earlier ones of its own sample
         alone. No token is predicted from another sample. What pads the row is a sample of its own.
