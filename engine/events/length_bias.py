@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.engine.events.prompt_waste import PromptWaste
-from asyncrl.engine.events.types import AnyEvent, Dispatched, Put, Settled
+from asyncrl.engine.events.types import AnyEvent, Dispatched, Put, Settled, StepEnded
 from asyncrl.engine.records.fate import CANCELLED, FAILED_FATE, RUN_ENDED, STALE, TRAINED, split_fate
-from asyncrl.engine.records.group import DATASET, PROMPT, RESPONSE_TOKENS
+from asyncrl.engine.records.group import DATASET, PROMPT, RESPONSE_TOKENS, TRAINABLE_TOKENS
 
 LOST_TO_AGE = frozenset({STALE, CANCELLED, "staleness/stale", "staleness/stale_tokens"})
 WINDOW_GROUPS = 256
@@ -76,8 +76,12 @@ class LengthBias:
         self._whole = _Sums()
         self._recent = _Sums()
         self._window: deque[_Sums] = deque()
-        # By group: prompt, dataset, and once they are known the lengths.
+        # Trainable tokens of trained samples, and tokens that steps have trained.
+        self._trainable_tokens = 0
+        self._stepped_tokens = 0
+        # By group: prompt, dataset, and once they are known the lengths; and the trainable tokens.
         self._waiting: dict[int, tuple[int, str, list[int] | None]] = {}
+        self._trainable: dict[int, list[int]] = {}
 
     def apply(self, event: AnyEvent) -> None:
         match event:
@@ -86,11 +90,19 @@ class LengthBias:
             case Put():
                 unknown = (event.tags.get(PROMPT, -1), str(event.tags.get(DATASET)), None)
                 prompt, dataset, _ = self._waiting.get(event.group, unknown)
-                self._waiting[event.group] = (prompt, dataset, list(event.tags.get(RESPONSE_TOKENS, ())))
+                lengths = list(event.tags.get(RESPONSE_TOKENS, ()))
+                self._waiting[event.group] = (prompt, dataset, lengths)
+                self._trainable[event.group] = list(event.tags.get(TRAINABLE_TOKENS, lengths))
+            case StepEnded():
+                self._stepped_tokens += event.tokens
             case Settled() if event.group in self._waiting:
-                prompt, dataset, lengths = self._waiting.pop(event.group)
-                if lengths is not None:
-                    self._end(prompt, dataset, list(zip(event.fates, lengths, strict=True)))
+                prompt, dataset, known = self._waiting.pop(event.group)
+                trainable = self._trainable.pop(event.group, [])
+                self._trainable_tokens += sum(
+                    n for fate, n in zip(event.fates, trainable, strict=False) if fate == TRAINED
+                )
+                if known is not None:
+                    self._end(prompt, dataset, list(zip(event.fates, known, strict=True)))
                 elif any(split_fate(fate)[1] == CANCELLED for fate in event.fates):
                     self._count(prompt, dataset, _Sums(cancelled=1))
 
@@ -131,6 +143,11 @@ class LengthBias:
         self._window.append(sums)
         if len(self._window) > WINDOW_GROUPS:
             self._recent.add(self._window.popleft(), sign=-1)
+
+    @property
+    def withheld_tokens(self) -> int:
+        """Tokens of trained samples that were too old to be trained on themselves (mode `tokens`)."""
+        return max(0, self._trainable_tokens - self._stepped_tokens)
 
     @property
     def cancelled_groups(self) -> int:
@@ -176,6 +193,7 @@ class LengthBias:
             },
             "prompts": self.prompts.summary(),
             "wasted_tokens": dict(sorted(self.wasted_tokens.items())),
+            "withheld_tokens": self.withheld_tokens,
             "cancelled_groups": self.cancelled_groups,
         }
 

@@ -102,6 +102,14 @@ def test_in_mode_tokens_only_tokens_within_the_bound_are_trained_and_no_group_is
     assert expected < generated
     masked = outcome.ledger.by_reason("masked")
     assert set(masked) <= {"stale"}
+    of_trained = sum(
+        length
+        for event in outcome.of(Settled)
+        if event.group in puts
+        for fate, length in zip(event.fates, puts[event.group].tags["response_tokens"], strict=True)
+        if fate == "trained"
+    )
+    assert outcome.progress.length_bias.withheld_tokens == of_trained - expected > 0
 
 
 def test_cancelling_ends_what_no_batch_can_train_and_the_ratio_is_not_claimed_to_be_known() -> None:
