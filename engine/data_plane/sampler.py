@@ -36,8 +36,12 @@ class TaggedRows(Mapping[str, Mapping[str, Any]]):
         return tags
 
     def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self.items())
+
+    def items(self) -> list[tuple[str, Mapping[str, Any]]]:  # type: ignore[override]
+        """Return all at once: claims and clears go through every row."""
         tags = self._tags
-        return iter([name for name, at in self._index.items() if at in tags and tags[at].get("row") == name])
+        return [(name, tags[at]) for name, at in self._index.items() if at in tags and tags[at].get("row") == name]
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

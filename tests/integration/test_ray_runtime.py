@@ -13,6 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
+from asyncrl.engine.trace.loss_inputs import load
+
 COMMAND = str(Path(sys.executable).parent / "asyncrl")
 
 FILTER = """
@@ -73,9 +75,13 @@ def runs(tmp_path: Path) -> Iterator[list[Run]]:
 
 
 def test_a_short_run_with_a_filter_from_the_users_folder(tmp_path: Path, runs: list[Run]) -> None:
-    """Two ranks, one collector, TransferQueue: the ledger balances, ages are bounded, only loopback listens."""
+    """Two ranks, one collector, TransferQueue: the ledger balances, ages are bounded, only loopback listens.
+
+    Its log replays, and gives back the loss inputs of a step.
+    """
     (tmp_path / "my_filter.py").write_text(FILTER, encoding="utf-8")
-    run = Run(tmp_path, "--max-staleness", "2", "--filter", "my_filter:EvenPrompts", "--set", "run.batches=40")
+    options = ("--max-staleness", "2", "--filter", "my_filter:EvenPrompts", "--record", "tensors")
+    run = Run(tmp_path, *options, "--set", "run.batches=40")
     runs.append(run)
     run.wait_for("step_ended")
     listening = {
@@ -99,6 +105,11 @@ def test_a_short_run_with_a_filter_from_the_users_folder(tmp_path: Path, runs: l
     assert 0 <= summary["trained_age_max"] <= 2
     assert summary["steps"] > 0
     assert run.left() == []
+    words = [COMMAND, "replay", "run", "--step", "1", "--out", "step.safetensors"]
+    replayed = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert (replayed.returncode, replayed.stdout.partition(":")[0]) == (0, "identical"), replayed.stdout
+    inputs = load(tmp_path / "step.safetensors")
+    assert sum(len(rows.tokens) for rank in inputs.rows for rows in rank if not rows.filler) >= 16
 
 
 @pytest.mark.parametrize("actor", ["CollectorActor", "RankActor"])

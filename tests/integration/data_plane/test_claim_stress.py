@@ -19,7 +19,7 @@ GROUPS = 2000
 PARTITION = "stress"
 
 
-@pytest.mark.timeout(110)
+@pytest.mark.timeout(240)
 def test_four_claimers_lose_nothing_and_repeat_nothing_though_one_dies(
     portal: BlockingPortal, ray_plane: TransferQueuePlane, record_testsuite_property: Callable[[str, Any], None]
 ) -> None:
