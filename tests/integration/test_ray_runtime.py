@@ -74,6 +74,7 @@ def runs(tmp_path: Path) -> Iterator[list[Run]]:
                 child.kill()
 
 
+@pytest.mark.timeout(240)
 def test_a_short_run_with_a_filter_from_the_users_folder(tmp_path: Path, runs: list[Run]) -> None:
     """Two ranks, one collector, TransferQueue: the ledger balances, ages are bounded, only loopback listens.
 
