@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,29 @@ class Run:
     def left(self) -> list[str]:
         """Return what still runs of the run's processes, after a moment to die."""
         _, alive = psutil.wait_procs(self.children, timeout=10)
-        return [" ".join(process.cmdline()[:2]) for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+        found = []
+        for process in alive:
+            with suppress(psutil.NoSuchProcess):  # Gone since it was listed: it is not left.
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(" ".join(process.cmdline()[:2]))
+        return found
+
+    def named(self, words: str) -> psutil.Process:
+        """Return a living process of the run whose command line has `words`."""
+        for process in self.children:
+            with suppress(psutil.NoSuchProcess):
+                if words in " ".join(process.cmdline()):
+                    return process
+        raise AssertionError(f"no process of the run is a {words}")
+
+    def listening(self) -> set[str]:
+        """Return the addresses that the run's processes listen on."""
+        found = set()
+        for process in (psutil.Process(self.process.pid), *self.children):
+            with suppress(psutil.NoSuchProcess):  # A worker that ends just now listens to nobody.
+                connections = process.net_connections(kind="inet")
+                found |= {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
+        return found
 
 
 @pytest.fixture
@@ -70,7 +93,7 @@ def runs(tmp_path: Path) -> Iterator[list[Run]]:
         if run.process.poll() is None:
             os.killpg(run.process.pid, signal.SIGKILL)
         for child in run.children:
-            if child.is_running():
+            with suppress(psutil.NoSuchProcess):
                 child.kill()
 
 
@@ -85,16 +108,11 @@ def test_a_short_run_with_a_filter_from_the_users_folder(tmp_path: Path, runs: l
     run = Run(tmp_path, *options, "--set", "run.batches=40")
     runs.append(run)
     run.wait_for("step_ended")
-    listening = {
-        connection.laddr.ip
-        for process in (psutil.Process(run.process.pid), *run.children)
-        if process.is_running()
-        for connection in process.net_connections(kind="inet")
-        if connection.status == psutil.CONN_LISTEN
-    }
+    listening = run.listening()
     code, output, summary = run.finish()
     assert code == 0, output
     assert summary["exit"] == {"code": 0, "reason": "batch limit reached"}
+    assert listening
     assert listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     ledger = summary["ledger"]
     ended = ledger["trained"] + sum(sum(ledger[kind].values()) for kind in ("masked", "dropped", "failed"))
@@ -119,8 +137,7 @@ def test_an_actors_death_ends_the_run_in_seconds_with_its_name(tmp_path: Path, r
     run = Run(tmp_path)
     runs.append(run)
     run.wait_for("batch_judged")
-    victim = next(child for child in run.children if child.is_running() and actor in " ".join(child.cmdline()))
-    victim.kill()
+    run.named(actor).kill()
     killed = time.monotonic()
     code, output, summary = run.finish()
     assert time.monotonic() - killed < 30
