@@ -116,6 +116,7 @@ class DataPlane(Protocol):
 
         A group is ready when all `columns` exist for it. Never waits: the claim may be empty.
         The same `claim_id` again returns what it still holds, so a lost answer loses no group.
+        ClaimLost if the owner was declared dead: names of owners are used once.
         """
 
     async def give_back(self, holding: Holding) -> None:
@@ -128,7 +129,7 @@ class DataPlane(Protocol):
         """Return the rows that their fencing numbers still hold."""
 
     async def reap(self, partition: str, owners: Sequence[str]) -> list[str]:
-        """Make ready again whatever these owners, declared dead, had claimed; return the rows."""
+        """Declare owners dead: what they had claimed is ready again, and they claim no more; return the rows."""
 
     async def read(self, partition: str, keys: Sequence[str], columns: Sequence[str]) -> dict[str, list[Any]]:
         """Return, per column, one value a key in the order of `keys`; MissingRows names what is not there."""

@@ -20,6 +20,7 @@ from asyncrl.engine.records.keys import is_sample_key, row_of
 Rows = Mapping[str, Mapping[str, Any]]
 
 _REMEMBERED_CLAIMS = 4096
+_REMEMBERED_DEAD = 4096
 
 
 def group_row_tags(keys: Sequence[str], columns: Iterable[str], tags: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,6 +69,8 @@ class Book:
         self._fences = itertools.count(1)
         self._leases: dict[tuple[str, str], dict[str, _Lease]] = {}
         self._claims: OrderedDict[tuple[str, str, str], int] = OrderedDict()
+        # By partition and owner: declared dead, so a claim of theirs that arrives late takes nothing.
+        self._dead: OrderedDict[tuple[str, str], None] = OrderedDict()
         # By partition and row: which put of the row, and its keys that are gone.
         self._cleared: dict[str, dict[str, tuple[str, set[str]]]] = {}
         self._partitions: dict[str, Mapping[str, Any]] = {}
@@ -98,6 +101,8 @@ class Book:
     ) -> dict[str, Any]:
         """Lease up to `max_groups` ready groups; see DataPlane.claim."""
         self._check_consumer(rows, partition, consumer)
+        if (partition, owner) in self._dead:
+            raise ClaimLost(f"owner {owner!r} of {partition!r} was declared dead and claims nothing any more")
         leases = self._live_leases(rows, partition, consumer)
         known = self._claims.get((partition, consumer, claim_id))
         if known is not None:
@@ -140,6 +145,10 @@ class Book:
 
     def reap(self, rows: Rows, partition: str, owners: Sequence[str]) -> list[str]:
         self.spec(rows, partition)
+        for owner in owners:
+            self._dead[(partition, owner)] = None
+        while len(self._dead) > _REMEMBERED_DEAD:
+            self._dead.popitem(last=False)
         freed = []
         for (where, consumer), _ in list(self._leases.items()):
             if where != partition:

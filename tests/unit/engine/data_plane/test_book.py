@@ -95,6 +95,8 @@ def test_the_memory_of_claim_ids_and_cleared_rows_is_bounded() -> None:
         del desk.rows[row]
     assert len(desk.book._claims) == 4096
     assert len(desk.book._cleared["p"]) <= 1
+    desk.book.reap(desk.rows, "p", [f"dead{number}" for number in range(5000)])
+    assert len(desk.book._dead) == 4096
     assert desk.claim(1, "one more") == {}
     assert desk.book._leases[("p", "a")] == {}
 
@@ -111,6 +113,7 @@ class Claimers(RuleBasedStateMachine):
         self.holders: dict[tuple[str, str], tuple[str, int, float]] = {}
         self.stale: list[tuple[str, str, int]] = []
         self.cleared: dict[str, set[str]] = {}
+        self.dead: set[str] = set()
 
     def live(self, consumer: str, row: str) -> tuple[str, int, float] | None:
         holder = self.holders.get((consumer, row))
@@ -125,10 +128,14 @@ class Claimers(RuleBasedStateMachine):
         self.desk.put(self.numbers, version)
         self.numbers += 1
 
-    @rule(consumer=st.sampled_from("ab"), owner=st.sampled_from("xyz"), max_groups=st.integers(0, 3))
+    @rule(consumer=st.sampled_from("ab"), owner=st.sampled_from("wxyz"), max_groups=st.integers(0, 3))
     def claim(self, consumer: str, owner: str, max_groups: int) -> None:
         claim_id = f"{owner}/{self.claim_ids}"
         self.claim_ids += 1
+        if owner in self.dead:
+            with pytest.raises(ClaimLost, match="declared dead"):
+                self.desk.claim(max_groups, claim_id, owner, consumer)
+            return
         free = sorted(
             (tags["tags"]["version"], tags["tags"]["group"], row)
             for row, tags in self.desk.rows.items()
@@ -171,6 +178,7 @@ class Claimers(RuleBasedStateMachine):
         assert sorted(self.desk.book.reap(self.desk.rows, "p", [owner])) == expected
         for consumer, row in [place for place, holder in self.holders.items() if holder[0] == owner]:
             self.end(consumer, row)
+        self.dead.add(owner)
 
     @rule(data=st.data(), samples=st.sets(st.integers(0, 1), min_size=1))
     def clear(self, data: st.DataObject, samples: set[int]) -> None:
