@@ -68,7 +68,7 @@ class Rollout(Section):
     """No step starts while the newest version all generators serve lags by more; null: min(1, max_staleness)."""
     stale_mode: Literal["drop", "gate", "tokens"]
     """What becomes of what gets too old. `drop`: groups over the bound are dropped, long answers first.
-    `gate`: a batch waits until no group that it alone could still train is in flight; no length bias, and the
+    `gate`: a batch waits until all that it leaves behind can still be trained in time; no length bias, and the
     trainer idles. `tokens`: only tokens within the bound are trained while the rewards of all count; it
     needs a generator that swaps weights within a response and reports spans."""
     gate_timeout_s: Seconds

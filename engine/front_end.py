@@ -6,6 +6,7 @@ be trained, at hand-off against the trainer's version. Only the front end claims
 claim tags alone are judged; no tensor moves.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.errors import Overdue, RefillExhausted
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import BatchJudged, Judged, digest
+from asyncrl.engine.gate import passes
 from asyncrl.engine.groups import Groups, Settlement, drop_fates
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.columns import COLUMNS
@@ -45,6 +47,7 @@ class Batch:
     reward_count: int = 0
     partial: bool = False
     handed_over: bool = False
+    gate_overdue: bool = False
 
 
 class FrontEnd:
@@ -184,43 +187,58 @@ class FrontEnd:
         """Say whether the hard bound drops a group; in mode `tokens` the plan withholds tokens instead."""
         return group.age(version) > self._max_staleness and self._stale_mode != "tokens"
 
-    def _passes_gate(self) -> bool:
-        oldest = self._groups.oldest_in_flight()
-        return oldest is None or self._versions.next_batch - oldest < self._max_staleness
+    def _version(self, batch: Batch) -> int:
+        """Return the version at which a batch will be trained."""
+        return self._versions.trainer if batch.handed_over else self._versions.next_batch
 
-    async def _gate(self) -> None:
-        """Wait until no group in flight would be too old for the batch after this one."""
-        if self._stale_mode != "gate" or self._passes_gate():
+    def _passes_gate(self, batch: Batch, wanted: int) -> bool:
+        return passes(
+            arrived=(group.version for group in self._groups.buffered.values()),
+            in_flight=(self._groups.stamps[group] for group in self._groups.in_flight),
+            wanted=wanted,
+            per_batch=self._groups_per_step,
+            at=self._version(batch),
+            bound=self._max_staleness,
+        )
+
+    async def _gate(self, batch: Batch, wanted: int) -> None:
+        """Wait, once a batch and in mode `gate`, while claiming now would make a later group too old."""
+        may_pass = partial(self._passes_gate, batch, wanted)
+        if self._stale_mode != "gate" or batch.gate_overdue or may_pass():
             return
         self.gate_waits += 1
-        if not await self._groups.changed.wait_at_most(self._passes_gate, self._gate_timeout_s):
+        if not await self._groups.changed.wait_at_most(may_pass, self._gate_timeout_s):
+            batch.gate_overdue = True
             log.warning(
-                "the gate opened by its deadline; what is still in flight will be dropped as stale",
+                "the gate opened by its deadline; what is still in flight may be dropped as stale",
                 timeout_s=self._gate_timeout_s,
                 in_flight=len(self._groups.in_flight),
             )
 
     async def _fill(self, batch: Batch) -> None:
-        await self._gate()
         while wanted := self._wanted(batch):
-            groups = await self._claim(wanted)
+            groups = await self._claim(batch, wanted)
             if not groups:
                 return
             await self._judge(batch, groups)
 
-    async def _claim(self, wanted: int) -> Sequence[GroupMeta]:
+    async def _claim(self, batch: Batch, wanted: int) -> Sequence[GroupMeta]:
         """Claim up to `wanted` groups, once so many have arrived or no more can; empty if there are none.
 
         The slow poll takes what is there after `poll_s`, whatever the notices say.
         """
         seen = -1
         try:
-            with anyio.fail_after(self._starve_timeout_s):
+            with anyio.fail_after(self._starve_timeout_s) as starving:
                 while True:
                     told = await self._groups.changed.wait_at_most(
                         partial(self._worth_claiming, wanted, seen), self._poll_s
                     )
                     seen = self._groups.arrivals
+                    # The gate has a deadline of its own.
+                    left_s, starving.deadline = starving.deadline - anyio.current_time(), math.inf
+                    await self._gate(batch, wanted)
+                    starving.deadline = anyio.current_time() + left_s
                     # Numbered before the call: a hand-off that refills claims beside the next batch.
                     claim_id = f"{self._owner}/{self._claims}"
                     self._claims += 1
@@ -254,7 +272,7 @@ class FrontEnd:
         return enough or not self._more_may_come()
 
     async def _judge(self, batch: Batch, groups: Sequence[GroupMeta]) -> None:
-        version = self._versions.trainer if batch.handed_over else self._versions.next_batch
+        version = self._version(batch)
         fresh = [group for group in groups if not self._is_stale(group, version)]
         context = FilterContext(trainer_version=version, step=version, seed=self._seed, statistics=self.statistics)
         judgements = {j.group.group: j for j in self._chain.judge(fresh, context)}

@@ -105,10 +105,6 @@ class Groups:
             )
         )
 
-    def oldest_in_flight(self) -> int | None:
-        """Return the oldest version that a group in flight may carry."""
-        return min((self.stamps[group] for group in self.in_flight), default=None)
-
     def arrive(self, group: GroupMeta, *, seconds: float | None = None) -> None:
         """Note that a group is in the data plane; a notice that comes after the claim changes nothing.
 

@@ -62,7 +62,18 @@ def test_the_gate_loses_nothing_to_age_and_the_trainer_idles(dropping: Outcome) 
     assert gate.progress.length_bias.ratio is not None
     assert gate.progress.length_bias.ratio >= 0.95
     assert max(gate.progress.ages) <= 2
+    assert "stale" not in gate.ledger.by_reason("dropped")
     assert gate.seconds / gate.progress.steps > dropping.seconds / dropping.progress.steps
+
+
+def test_the_gate_leaves_no_more_old_groups_than_the_next_batch_can_take() -> None:
+    """A quick group of version 1 beside one of version 0 would leave three of version 0 for a batch of two."""
+    takes = [1.0, 1.0, 2.0, 20.0, 20.0, 20.0, 0.1, 0.1]
+    generator = FakeGenerator(seconds=lambda call: takes[call] if call < len(takes) else 1.0)
+    config = simulated_config(rollout__stale_mode="gate", rollout__max_staleness=2, run__steps=5)
+    outcome = simulate(config, generators=[generator])
+    assert outcome.progress.steps == 5
+    assert "stale" not in outcome.ledger.by_reason("dropped")
 
 
 def test_the_gate_opens_at_its_deadline() -> None:
