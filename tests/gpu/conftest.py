@@ -1,0 +1,20 @@
+"""Tests that need a GPU: `pytest -m gpu tests/gpu`; without one they are skipped."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    count = torch.cuda.device_count()
+    for item in items:
+        if not item.path.is_relative_to(HERE):
+            continue
+        item.add_marker(pytest.mark.gpu)
+        needed = item.get_closest_marker("gpus")
+        wanted = needed.args[0] if needed else 1
+        if count < wanted:
+            item.add_marker(pytest.mark.skip(reason=f"{wanted} GPUs are needed, torch sees {count}"))

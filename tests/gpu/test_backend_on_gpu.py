@@ -1,0 +1,90 @@
+"""The PyTorch backend on a GPU, padded and packed, against the same in float64 on the CPU."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from asyncrl.trainers.backends.base import Rows
+from asyncrl.trainers.backends.torch_backend import TorchBackend
+from asyncrl.trainers.objective import Clip
+
+LENGTHS = (90, 3, 257, 64, 1024, 31)
+PROMPT = 2
+
+
+def llama() -> Any:
+    """Grouped-query heads of size 64, weights in float64."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        shape = LlamaConfig(
+            vocab_size=64,
+            hidden_size=256,
+            intermediate_size=512,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
+        return LlamaForCausalLM(shape).double().eval()
+
+
+def backend(model: Any, *, packed: bool, compute_dtype: torch.dtype | None = None, align: int = 1) -> TorchBackend:
+    return TorchBackend(
+        model,
+        pad_id=0,
+        temperature=1.0,
+        clip=Clip(low=0.2, high=0.3, dual=3.0),
+        betas=(0.9, 0.95),
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        packed=packed,
+        compute_dtype=compute_dtype,
+        align=align,
+    )
+
+
+def rows(logprobs: list[torch.Tensor]) -> Rows:
+    draw = torch.Generator().manual_seed(1)
+    return Rows(
+        tokens=[torch.randint(1, 64, (length,), generator=draw) for length in LENGTHS],
+        logprobs=logprobs,
+        prompt_tokens=[PROMPT] * len(LENGTHS),
+        advantages=[(-1.0) ** i * (1 + i) for i in range(len(LENGTHS))],
+        withheld=[0] * len(LENGTHS),
+        filler=False,
+    )
+
+
+def behaviour(exact: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Log-probabilities of a policy a little off, so that ratios are clipped here and there."""
+    draw = torch.Generator().manual_seed(2)
+    return [values + 0.1 * torch.randn(values.shape, generator=draw, dtype=values.dtype) for values in exact]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 0.05)], ids=["float32", "bfloat16"]
+)
+@pytest.mark.parametrize("align", [1, 8])
+def test_logprobs_loss_and_gradient_are_those_of_float64(
+    packed: bool, dtype: torch.dtype, bound: float, align: int
+) -> None:
+    """D10 and invariant 7 on a GPU; in bfloat16, packed rows go through the kernel for varying lengths."""
+    total = sum(LENGTHS) - PROMPT * len(LENGTHS)
+    reference = backend(llama(), packed=False)
+    exact = reference.logprobs(rows([]))
+    sampled = behaviour(exact)
+    right = reference.accumulate(rows(sampled), total)
+    right_gradient = reference.gradients()
+
+    model = copy.deepcopy(llama()).float().to("cuda")
+    on_gpu = backend(model, packed=packed, compute_dtype=dtype, align=align)
+    found = on_gpu.logprobs(rows([]))
+    torch.testing.assert_close(torch.cat(found).double(), torch.cat(exact), rtol=0, atol=bound)
+    sums = on_gpu.accumulate(rows([values.float() for values in sampled]), total)
+    gradient = on_gpu.gradients().double().cpu()
+    assert sums.tokens == right.tokens == total
+    assert sums.loss == pytest.approx(right.loss, abs=bound * 10)
+    assert float((gradient - right_gradient).norm() / right_gradient.norm()) < bound * 4

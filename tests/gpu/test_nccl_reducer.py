@@ -1,0 +1,44 @@
+"""Sums of GPU tensors between processes through NCCL."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MEMBER = """
+import json, sys
+import anyio, torch
+from asyncrl.engine.offload import in_thread
+from asyncrl.trainers.reducer import Gloo
+
+async def main(rank, ranks, store):
+    torch.cuda.set_device(rank)
+    reducer = Gloo(rank=rank, ranks=ranks, store=store, timeout_s=60.0, offload=in_thread, nccl=True)
+    await reducer.join()
+    on_gpu = await reducer.sum(torch.tensor([1.0, 10.0 ** rank], device=f"cuda:{rank}"))
+    on_cpu = await reducer.sum(torch.tensor([1.0, 10.0 ** rank], dtype=torch.float64))
+    print(json.dumps([on_gpu.tolist(), on_cpu.tolist()]))
+
+anyio.run(main, int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+"""
+
+
+@pytest.mark.gpus(2)
+@pytest.mark.timeout(120)
+def test_every_process_gets_the_sum_of_all(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", MEMBER]
+    members = [
+        subprocess.Popen(
+            [*command, str(rank), "2", str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for member in members:
+        out, err = member.communicate(timeout=100)
+        assert member.returncode == 0, err
+        assert json.loads(out.splitlines()[-1]) == [[2.0, 11.0], [2.0, 11.0]]
