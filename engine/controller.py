@@ -45,7 +45,8 @@ from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import Acknowledged, BatchGivenUp, BatchTaken
 from asyncrl.engine.front_end import Batch, FrontEnd
 from asyncrl.engine.groups import Groups
-from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION, Actor, World
+from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION, Actor, CollectorHandle, World
+from asyncrl.engine.lifecycle.deaths import Deaths
 from asyncrl.engine.publisher import Publisher
 from asyncrl.engine.records.fate import CANCELLED
 from asyncrl.engine.records.message import GroupFailure, Message, PutNotice, Served
@@ -144,6 +145,7 @@ class Controller:
         )
         self.trainer_waits_for = "start"
         self._failures_in_a_row: Counter[str] = Counter()
+        self._deaths = Deaths(events)
         self._ending: Ending | None = None
         self._collecting = anyio.CancelScope()
 
@@ -155,6 +157,7 @@ class Controller:
                 await self._work(tasks)
                 tasks.cancel_scope.cancel()
         except Exception as error:  # The run's edge: whatever came first is the run's ending.
+            self._deaths.among(error)
             cause = first_cause(error)
             self._ending = failure(cause)
         ending = self._ending or Ending(1, "the run was cancelled")
@@ -188,12 +191,16 @@ class Controller:
         for actor in (*world.collectors, *world.ranks):
             tasks.start_soon(self._listen, actor)
         for collector in world.collectors:
-            tasks.start_soon(collector.run)
+            tasks.start_soon(self._run_collector, collector)
         if trainer.warm_up_steps:
             async with anyio.create_task_group() as warming:
                 for rank in world.ranks:
                     warming.start_soon(self._warm_up, rank)
         await self.publisher.publish(0, await world.ranks[0].weights())
+
+    async def _run_collector(self, collector: CollectorHandle) -> None:
+        with self._deaths.of(collector.name):
+            await collector.run()
 
     async def _warm_up(self, rank: Any) -> None:
         trainer = self._config.trainer
@@ -220,11 +227,12 @@ class Controller:
         limit = self._config.supervision.answer_timeout_s
         seen = 0
         while True:
-            try:
-                with anyio.fail_after(limit):
-                    messages = await actor.events(seen, limit / 3)
-            except TimeoutError:
-                raise ActorDied(f"{actor.name} has answered nothing for {limit:g} s") from None
+            with self._deaths.of(actor.name):
+                try:
+                    with anyio.fail_after(limit):
+                        messages = await actor.events(seen, limit / 3)
+                except TimeoutError:
+                    raise ActorDied(f"{actor.name} has answered nothing for {limit:g} s", actor=actor.name) from None
             for number, message in messages:
                 seen = number
                 self._hear(actor.name, message)

@@ -53,7 +53,11 @@ class GenerationError(AsyncRLError, RuntimeError):
 
 
 class ActorDied(AsyncRLError, RuntimeError):
-    """An actor of the run died or stopped answering."""
+    """An actor of the run died or stopped answering; `actor` is its name."""
+
+    def __init__(self, message: str, *, actor: str = "") -> None:
+        super().__init__(message)
+        self.actor = actor
 
 
 class RefillExhausted(AsyncRLError, RuntimeError):

@@ -10,6 +10,7 @@ from typing import TypeVar
 import anyio
 
 from asyncrl.configs import RunConfig
+from asyncrl.configs.schema import Trainer
 from asyncrl.engine.errors import AsyncRLError, Overdue
 from asyncrl.engine.lifecycle.base import RankHandle
 from asyncrl.engine.records import MicroBatch, Plan
@@ -71,7 +72,6 @@ class Stages:
         scales = self._scales(plan, selection)
         advantages = {key: selection.advantages[key] * scales[key] for key in selection.advantages}
         trainer = self._config.trainer
-        columns = (TRAINER_LOGPROBS,) * trainer.decoupled + (REFERENCE_LOGPROBS,) * (trainer.reference_kl > 0)
         updates = tuple(Update(len(part.ranks[0]), sum(selection.tokens_of(part.keys).values())) for part in plan.parts)
         works = self._works(
             plan,
@@ -81,7 +81,7 @@ class Stages:
             advantages=advantages,
             updates=updates if len(updates) > 1 else (),
             scales=scales if trainer.reference_kl else {},
-            columns=columns,
+            columns=later_columns(trainer),
         )
         results = await self._on_ranks(works, lambda rank, work: rank.train(work))
         trained, planned = sum(result.tokens for result in results), selection.trained_tokens
@@ -171,6 +171,11 @@ class Stages:
         except TimeoutError:
             raise Overdue(f"step {works[0].step} took longer than {limit:g} s") from None
         return [answers[index] for index in range(len(works))]
+
+
+def later_columns(trainer: Trainer) -> tuple[str, ...]:
+    """Return the columns that forward-only stages leave and training reads."""
+    return (TRAINER_LOGPROBS,) * trainer.decoupled + (REFERENCE_LOGPROBS,) * (trainer.reference_kl > 0)
 
 
 def forward_length(plan: Plan, lengths: Mapping[str, int], *, packed: bool, align: int = 1) -> int:

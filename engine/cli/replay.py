@@ -67,7 +67,8 @@ def _replay(recording: Recording, run: Path, step: int | None, out: str | None) 
     if step is not None and out is not None:
         from safetensors import SafetensorError
 
-        from asyncrl.engine.trace.loss_inputs import rebuild, save
+        from asyncrl.engine.trace.loss_inputs import save
+        from asyncrl.engine.trace.tensors import rebuild
 
         inputs = rebuild(run if run.is_dir() else run.parent, rank_works(replayed, step))
         try:

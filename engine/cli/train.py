@@ -90,6 +90,7 @@ def _train(loaded: Loaded, directory: Path) -> int:
 
     from asyncrl.engine.cli.logs import log_to
     from asyncrl.engine.cli.view import View, final_lines
+    from asyncrl.engine.errors import TraceError
     from asyncrl.engine.events.bias_alarm import BiasAlarm
     from asyncrl.engine.events.ledger import Ledger
     from asyncrl.engine.events.log import FILE_NAME, EventLog, Fold
@@ -111,7 +112,11 @@ def _train(loaded: Loaded, directory: Path) -> int:
     with log_to(directory / "log.jsonl"):
         alarm = BiasAlarm(progress.length_bias, below=rollout.bias_warning, warn=structlog.get_logger().warning)
         folds: list[Fold] = [ledger, progress, ends, alarm]
-        events = EventLog(clock=time.monotonic, wall=time.time, folds=folds, path=directory / FILE_NAME, threaded=True)
+        try:
+            path = directory / FILE_NAME
+            events = EventLog(clock=time.monotonic, wall=time.time, folds=folds, path=path, threaded=True)
+        except TraceError as error:  # Another process began a run in this folder at the same moment.
+            fail(str(error))
         view = View(
             ledger=ledger,
             progress=progress,
@@ -243,11 +248,13 @@ class _Run:
         if self._loaded.config.run.record == "events":
             return None
         from asyncrl.engine.offload import in_place, in_thread
-        from asyncrl.engine.trace.loss_inputs import TensorRecorder
+        from asyncrl.engine.stages import later_columns
+        from asyncrl.engine.trace.tensors import TensorRecorder
 
         # In one process a thread would make the order of events a matter of luck.
         offload = in_place if self._loaded.config.run.runtime == "local" else in_thread
-        return TensorRecorder(plane, self._directory, offload=offload).record
+        columns = later_columns(self._loaded.config.trainer)
+        return TensorRecorder(plane, self._directory, offload=offload, columns=columns).record
 
     async def _obey_signals(self, scope: Any) -> None:
         """First interrupt: finish the step, settle, exit 130. Second: end now, with every child process."""

@@ -13,6 +13,8 @@ from asyncrl.engine.events.types import AnyEvent, BatchJudged
 class BiasAlarm:
     """Calls `warn(message, **figures)` at the first batch after which `bias` warns of a ratio under `below`."""
 
+    kinds = (BatchJudged,)
+
     def __init__(self, bias: LengthBias, *, below: float, warn: Callable[..., Any]) -> None:
         self._bias = bias
         self._below = below

@@ -36,6 +36,8 @@ _BEFORE = {Place.BUFFERED: Place.IN_FLIGHT, Place.CLAIMED: Place.BUFFERED, Place
 class Ledger:
     """Counts samples by place and by fate; raises ValueError on an event that breaks the lifecycle."""
 
+    kinds = (Dispatched, Put, Claimed, ClaimReturned, OwnerDead, StepStarted, Settled)
+
     def __init__(self) -> None:
         self.dispatched = 0
         self.fates: Counter[str] = Counter()

@@ -7,6 +7,7 @@ those trained, in response tokens; over the run, over the last groups, by datase
 
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from asyncrl.engine.events.prompt_waste import PromptWaste
@@ -17,6 +18,8 @@ from asyncrl.engine.records.group import DATASET, PROMPT, RESPONSE_TOKENS, TRAIN
 LOST_TO_AGE = frozenset({STALE, CANCELLED, "staleness/stale", "staleness/stale_tokens"})
 WINDOW_GROUPS = 256
 _QUARTERS = 4
+# This fold runs while the run does, and a run has few different fates.
+_split = lru_cache(1024)(split_fate)
 
 
 class Lengths:
@@ -65,6 +68,8 @@ class _Sums:
 class LengthBias:
     """Folds a run. A sample that was still on its way when the run ended counts nowhere."""
 
+    kinds = (Dispatched, Put, StepEnded, Settled)
+
     def __init__(self) -> None:
         self.generated = Lengths()
         self.fresh = Lengths()
@@ -98,21 +103,22 @@ class LengthBias:
             case Settled() if event.group in self._waiting:
                 prompt, dataset, known = self._waiting.pop(event.group)
                 trainable = self._trainable.pop(event.group, [])
-                self._trainable_tokens += sum(
-                    n for fate, n in zip(event.fates, trainable, strict=False) if fate == TRAINED
-                )
+                if TRAINED in event.fates:
+                    self._trainable_tokens += sum(
+                        n for fate, n in zip(event.fates, trainable, strict=False) if fate == TRAINED
+                    )
                 if known is not None:
-                    self._end(prompt, dataset, list(zip(event.fates, known, strict=True)))
+                    self._end(prompt, dataset, Counter(zip(event.fates, known, strict=True)))
                 elif any(split_fate(fate)[1] == CANCELLED for fate in event.fates):
                     self._count(prompt, dataset, _Sums(cancelled=1))
 
-    def _end(self, prompt: int, dataset: str, samples: list[tuple[str, int]]) -> None:
-        """Count a group that was generated, by the fate and length of each sample. A failed one has no length."""
+    def _end(self, prompt: int, dataset: str, samples: Counter[tuple[str, int]]) -> None:
+        """Count a group that was generated: how many samples by fate and length. A failed one has no length."""
         sums = _Sums()
         trained_tokens = 0
         generated, trained = self.by_dataset[dataset]
-        for (fate, length), n in Counter(samples).items():
-            kind, reason = split_fate(fate)
+        for (fate, length), n in samples.items():
+            kind, reason = _split(fate)
             if reason == RUN_ENDED or kind == FAILED_FATE:
                 continue
             sums.generated += n

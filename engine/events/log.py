@@ -3,10 +3,11 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
+from asyncrl.engine.events.lock import LogLock
 from asyncrl.engine.events.reopen import reopen
 from asyncrl.engine.events.segments import FILE_NAME, read_lines, segment_files
 from asyncrl.engine.events.types import AnyEvent, Resumed, RunStarted, check_schema
@@ -16,7 +17,10 @@ __all__ = ["FILE_NAME", "EventLog", "Fold", "effective_events", "fold_events", "
 
 
 class Fold(Protocol):
-    """Something that an event log folds into."""
+    """Something that an event log folds into.
+
+    A fold that has `kinds`, the types of events that it looks at, is given no others while a log is written.
+    """
 
     def apply(self, event: AnyEvent) -> None: ...
 
@@ -25,10 +29,11 @@ class EventLog:
     """Numbers events and hands them to `folds`; with a `path` it also writes them there.
 
     A log that is there already is gone on with: numbers and times follow its last whole event, and a
-    torn last line goes. DecodeError if it is of a newer schema. `threaded` writes in a thread of its
-    own, off the critical path (not in virtual time). `flush` puts lines in the file (each step);
-    `close`, and a `Checkpointed` event, also sync them. What is over `segment_bytes` becomes a
-    finished, compressed segment beside `path`.
+    torn last line goes. DecodeError if it is of a newer schema, TraceError if another process, or another
+    EventLog, is writing it. `threaded` writes in a thread of its own, off the critical path (not in
+    virtual time), which puts lines in the file by itself; else `flush` does (each step). `close`, and a
+    `Checkpointed` event, also sync them. What is over `segment_bytes` becomes a finished, compressed
+    segment beside `path`.
     """
 
     def __init__(
@@ -44,16 +49,24 @@ class EventLog:
         self._clock = clock
         self._wall = wall
         self._start = clock()
-        self._apply = tuple(fold.apply for fold in folds)
+        self._folds = tuple(folds)
+        # By type of event; most of them concern one fold or none.
+        self._applies: dict[type, list[Callable[[Any], None]]] = {}
         self._path = path
         self._writer: Writer | None = None
+        self._lock: LogLock | None = None
         self._seq = self._found = 0
         if path is not None:
-            tail = reopen(path)
-            self._seq = self._found = tail.seq
-            self._start -= tail.t
-            kind = ThreadedWriter if threaded else FileWriter
-            self._writer = kind(path, tail=tail, segment_bytes=segment_bytes)
+            self._lock = LogLock(path)
+            try:
+                tail = reopen(path)
+                self._seq = self._found = tail.seq
+                self._start -= tail.t
+                kind = ThreadedWriter if threaded else FileWriter
+                self._writer = kind(path, tail=tail, segment_bytes=segment_bytes)
+            except BaseException:
+                self._lock.release()
+                raise
 
     def append(self, event: AnyEvent) -> None:
         self._seq += 1
@@ -62,7 +75,10 @@ class EventLog:
         )
         if self._writer is not None:
             self._writer.write(event)
-        for apply in self._apply:
+        kind = type(event)
+        if kind not in self._applies:
+            self._applies[kind] = [fold.apply for fold in self._folds if kind in getattr(fold, "kinds", (kind,))]
+        for apply in self._applies[kind]:
             apply(event)
 
     def resume(self, checkpoint: str, *, after: int) -> None:
@@ -78,8 +94,8 @@ class EventLog:
         if self._seq != self._found:
             raise ValueError("a log is resumed before anything is appended to it")
         for event in effective_events(self._path if self._path.name != FILE_NAME else self._path.parent, up_to=after):
-            for apply in self._apply:
-                apply(event)
+            for fold in self._folds:
+                fold.apply(event)
         self.append(Resumed(checkpoint=checkpoint, after=after))
 
     def flush(self) -> None:
@@ -89,7 +105,11 @@ class EventLog:
     def close(self) -> None:
         if self._writer is not None:
             writer, self._writer = self._writer, None
-            writer.close()
+            try:
+                writer.close()
+            finally:
+                if self._lock is not None:
+                    self._lock.release()
 
     @property
     def writer(self) -> Writer | None:

@@ -44,6 +44,8 @@ class Progress:
     `reward_window` is the largest number of batches that `mean_of_last` will be asked for.
     """
 
+    kinds = (*LengthBias.kinds, BatchJudged)
+
     def __init__(self, reward_window: int = WINDOW) -> None:
         self.length_bias = LengthBias()
         self.steps = 0

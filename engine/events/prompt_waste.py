@@ -43,7 +43,7 @@ class PromptWaste:
 
     def add(self, prompt: int, dataset: str, *, generated: int, lost: int, trained: int, lost_group: bool) -> None:
         """Count a group that ended, in response tokens; a `lost_group` has nothing that age let through."""
-        if _hash(prompt) & self._mask:
+        if self._mask and _hash(prompt) & self._mask:
             return
         tally = self._tallies.get(prompt)
         if tally is None:

@@ -15,7 +15,8 @@ import msgspec
 SCHEMA = 2
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+# Events hold no cycles, so the garbage collector, which would walk all that a reader keeps, passes over them.
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", gc=False):
     """The base of all events; the log fills in `seq`, `t` and `wall`."""
 
     seq: int = 0
@@ -92,10 +93,11 @@ class ClaimReturned(Event, frozen=True, kw_only=True, tag="claim_returned"):
 
 
 class OwnerDead(Event, frozen=True, kw_only=True, tag="owner_dead"):
-    """A supervisor declared an owner of claims dead; what it had claimed is ready again."""
+    """An actor, or a driver with claims, died or was declared dead, of `error`; what it had claimed is ready again."""
 
     owner: str
     groups: list[int]
+    error: str = ""
 
 
 class Judged(Event, frozen=True, kw_only=True, tag="judged"):

@@ -112,13 +112,14 @@ class FileWriter:
 class ThreadedWriter:
     """Encodes and writes in one thread, compresses in another; the caller pays for an append to a list.
 
-    An error of the thread is raised in the caller's next call. `cpu_s` is what both threads used.
+    What is written is in the file a fifth of a second later. The thread looks for it by itself: to wake it
+    at each step would have the caller wait for it where cores are busy. An error of the thread is raised in
+    the caller's next call. `cpu_s` is what both threads used.
     """
 
     def __init__(self, path: Path, *, tail: Tail | None = None, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._pending: deque[AnyEvent] = deque()
         self._wake = threading.Condition()
-        self._flush = False
         self._closing = False
         self._error: BaseException | None = None
         self._compressing: list[threading.Thread] = []
@@ -137,10 +138,7 @@ class ThreadedWriter:
             self._raise()
 
     def flush(self) -> None:
-        """Ask for what is written to be in the file soon; does not wait for it."""
-        with self._wake:
-            self._flush = True
-            self._wake.notify_all()
+        """Raise an error of the thread; what is written is in the file soon without being asked for."""
         self._raise()
 
     def close(self) -> None:
@@ -163,13 +161,12 @@ class ThreadedWriter:
             while not closing:
                 with self._wake:
                     self._wake.wait_for(self._due, timeout=_LULL_S)
-                    closing, flush, self._flush = self._closing, self._flush, False
+                    closing = self._closing
                 # `write` appends without the lock: what is there now is taken, one by one.
                 self._write_pending()
                 with self._wake:
                     self._wake.notify_all()
-                if flush:
-                    self._writer.flush()
+                self._writer.flush()
             self._writer.close()
         except BaseException as error:  # The thread's edge: the caller hears it at its next call.
             self._error = error
@@ -184,7 +181,7 @@ class ThreadedWriter:
             self._writer.write_many([self._pending.popleft() for _ in range(count)])
 
     def _due(self) -> bool:
-        return self._flush or self._closing or len(self._pending) >= _MOST_PENDING
+        return self._closing or len(self._pending) >= _MOST_PENDING
 
     def _start_compressing(self, finisher: Finisher, path: Path) -> None:
         def compress() -> None:

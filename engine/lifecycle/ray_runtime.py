@@ -57,9 +57,9 @@ class RemoteActor:
         except RayTaskError:
             raise  # The actor's own error, with its traceback.
         except RayActorError as error:
-            raise ActorDied(f"{self.name} died during {method}: {error}") from error
+            raise ActorDied(f"{self.name} died during {method}: {error}", actor=self.name) from error
         except TimeoutError:
-            raise ActorDied(f"{self.name} did not answer {method} within {limit:g} s") from None
+            raise ActorDied(f"{self.name} did not answer {method} within {limit:g} s", actor=self.name) from None
 
     async def events(self, after_seq: int, wait_s: float) -> list[Numbered]:
         messages: list[Numbered] = await self._call("events", after_seq, wait_s, timeout_s=wait_s + _GRACE_S)

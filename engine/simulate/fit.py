@@ -7,7 +7,7 @@ came out in batches, one after the other, generators are queues that serve batch
 own seconds are those after its batch.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from asyncrl.engine.simulate.observed import Observed, ObservedGroup
 from asyncrl.engine.simulate.profile import Burst, Rollout
 from asyncrl.engine.trace.recording import Recording
 
-# How many recorded groups, or events of any other kind, count as near; and, of those, as alike in size.
+# How many recorded groups at least, or events of any other kind, count as near; and, of those, as alike in size.
 NEAR_GROUPS = 64
 NEAR = 48
 ALIKE = 12
@@ -105,8 +105,12 @@ class Fitted:
         return _drawn(rng, _near(self._overheads[kind], number - 1)) if self._overheads[kind] else 0.0
 
     def _near_version(self, version: int) -> Sequence[ObservedGroup]:
+        """Return all groups of a version, and about it as many as make `NEAR_GROUPS`.
+
+        All: where a run stayed at a version for want of a group to train, the few that ended it are among them.
+        """
         first = max(0, min(bisect_left(self._versions, version) - NEAR_GROUPS // 4, len(self._groups) - NEAR_GROUPS))
-        return self._groups[first : first + NEAR_GROUPS]
+        return self._groups[first : max(first + NEAR_GROUPS, bisect_right(self._versions, version))]
 
     def _together(self, burst: Burst) -> float:
         """Return the seconds of the group at this place of a recorded burst, the same for all of one burst."""

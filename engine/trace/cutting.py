@@ -103,7 +103,9 @@ class _Hidden:
     def __init__(self, events: Iterable[AnyEvent]) -> None:
         self._datasets, self._collectors = _Names("dataset"), _Names("collector")
         self._owners, self._texts = _Names("owner"), _Names("text")
-        self._known = {event.dataset for event in events if isinstance(event, Dispatched)}
+        granted = [event for event in events if isinstance(event, Dispatched)]
+        self._known = {event.dataset for event in granted}
+        self._collecting = {event.collector for event in granted}
 
     def changes(self, event: AnyEvent) -> dict[str, Any]:
         """Return the fields of an event that must not stay, with what stands there instead."""
@@ -123,7 +125,8 @@ class _Hidden:
                 owner, slash, number = event.claim.rpartition("/")
                 changes["claim"] = f"{self._owners[owner]}{slash}{number}"
             case OwnerDead():
-                changes["owner"] = self._owners[event.owner]
+                collects = event.owner in self._collecting
+                changes["owner"] = (self._collectors if collects else self._owners)[event.owner]
             case Acknowledged():
                 changes["generator"] = self._collectors[event.generator]
             case RunEnded() if event.code not in (0, 130):

@@ -1,147 +1,152 @@
-"""Recorded tensors, and from them and the log what a step's loss was computed from, bit for bit.
-
-`--record tensors` writes, before each step, the rows of its samples into `tensors/step-000012.safetensors`.
-The plan, advantages, masks and counts are not recorded: the replay derives them again.
-"""
+"""What a step's loss was computed from, as a file that travels: a step can be run again on a laptop."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
-from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.errors import TraceError
-from asyncrl.engine.lifecycle.base import PARTITION
-from asyncrl.engine.offload import Offload
-from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, TOKENS
-from asyncrl.engine.records.work import RankWork
+from asyncrl.engine.records.work import Update
 from asyncrl.trainers.backends.base import Rows
 
-FOLDER = "tensors"
-_FORMAT = "1"
-
-
-def step_file(run: Path, step: int) -> Path:
-    return run / FOLDER / f"step-{step:06d}.safetensors"
-
-
-class TensorRecorder:
-    """Writes the rows of each step beside the log, before the ranks train on them."""
-
-    def __init__(self, plane: DataPlane, run: Path, *, offload: Offload[Any]) -> None:
-        self._plane = plane
-        self._run = run
-        self._offload = offload
-        (run / FOLDER).mkdir(parents=True, exist_ok=True)
-
-    async def record(self, step: int, keys: Sequence[str]) -> None:
-        columns = await self._plane.read(PARTITION, keys, COLUMNS)
-        tensors = {
-            f"{column}/{key}": value.contiguous()
-            for column in COLUMNS
-            for key, value in zip(keys, columns[column], strict=True)
-        }
-        path = step_file(self._run, step)
-        await self._offload(lambda: save_file(tensors, path))
+_FORMAT = 2
+"""1 had neither several updates nor later columns, scales, one length and extras; it is still read."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """What the ranks of one step gave their backends: `rows[rank][micro_batch]`, and the tokens they divide by."""
+    """What the ranks of one step gave their backends: `rows[rank][micro_batch]`.
+
+    Each of `updates` takes the next `micro_batches` of every rank, and divides by its `tokens`.
+    """
 
     step: int
     rows: Sequence[Sequence[Rows]]
-    total_tokens: int
+    updates: tuple[Update, ...]
+
+    @property
+    def total_tokens(self) -> int:
+        """Trained tokens of the step."""
+        return sum(update.tokens for update in self.updates)
+
+    def parts(self) -> Iterator[tuple[int, list[Sequence[Rows]]]]:
+        """Yield, for each optimizer update, its trained tokens and its `rows[rank][micro_batch]`.
+
+        Each of the rows goes into a backend's `accumulate(rows, tokens)`, as it did in the run.
+        """
+        at = 0
+        for update in self.updates:
+            yield update.tokens, [rank[at : at + update.micro_batches] for rank in self.rows]
+            at += update.micro_batches
 
 
-def rebuild(run: Path, works: Sequence[RankWork]) -> LossInputs:
-    """Join a step's work, from the replay, with its recorded rows; TraceError if those are not there."""
-    step = works[0].step
-    path = step_file(run, step)
-    if not path.exists():
-        raise TraceError(f"{path} is not there; tensors are kept by runs with --record tensors (run.record)")
-    recorded = load_file(path)
+_Tensors = Sequence[torch.Tensor] | None
 
-    def column(name: str, keys: Sequence[str]) -> list[torch.Tensor]:
-        lacking = [key for key in keys if f"{name}/{key}" not in recorded]
-        if lacking:
-            raise TraceError(f"{path} has no {name} of {lacking[:3]}; it belongs to another run than the log")
-        return [recorded[f"{name}/{key}"] for key in keys]
-
-    return LossInputs(
-        step,
-        [
-            [
-                Rows(
-                    tokens=column(TOKENS, batch.keys),
-                    logprobs=column(LOGPROBS, batch.keys),
-                    prompt_tokens=[work.prompt_tokens[key] for key in batch.keys],
-                    advantages=[work.advantages[key] for key in batch.keys],
-                    withheld=[work.withheld[key] for key in batch.keys],
-                    filler=batch.filler,
-                )
-                for batch in work.micro_batches
-            ]
-            for work in works
-        ],
-        works[0].total_tokens,
-    )
-
-
-_Numbers: Mapping[str, tuple[torch.dtype, Callable[[Rows], Sequence[Any]]]] = {
+_COLUMNS: Mapping[str, Callable[[Rows], _Tensors]] = {
+    "tokens": lambda rows: rows.tokens,
+    "logprobs": lambda rows: rows.logprobs,
+    "proximal_logprobs": lambda rows: rows.proximal_logprobs,
+    "reference_logprobs": lambda rows: rows.reference_logprobs,
+}
+_NUMBERS: Mapping[str, tuple[torch.dtype, Callable[[Rows], Sequence[Any] | None]]] = {
     "prompt_tokens": (torch.int64, lambda rows: rows.prompt_tokens),
     "advantages": (torch.float64, lambda rows: rows.advantages),
     "withheld": (torch.int64, lambda rows: rows.withheld),
+    "scales": (torch.float64, lambda rows: rows.scales),
 }
 
 
 def save(inputs: LossInputs, path: Path) -> None:
-    """Write loss inputs as one safetensors file: `r<rank>/m<micro-batch>/<name>`, rows as `/<name>/<place>`."""
+    """Write loss inputs as one safetensors file: `r<rank>/m<micro-batch>/<name>`, rows as `/<name>/<place>`.
+
+    What a step does not use (None) is left out.
+    """
     tensors: dict[str, torch.Tensor] = {}
-    fillers = []
     for rank, micro_batches in enumerate(inputs.rows):
-        fillers.append([rows.filler for rows in micro_batches])
         for place, rows in enumerate(micro_batches):
             at = f"r{rank}/m{place}"
-            for name, values in ((TOKENS, rows.tokens), (LOGPROBS, rows.logprobs)):
+            columns = {name: read(rows) for name, read in _COLUMNS.items()}
+            columns |= {f"extras/{name}": values for name, values in rows.extras.items()}
+            for name, values in columns.items():
                 # A copy: safetensors writes no storage twice, and a filler repeats a row.
-                tensors.update({f"{at}/{name}/{i}": value.clone() for i, value in enumerate(values)})
-            for name, (dtype, read) in _Numbers.items():
-                tensors[f"{at}/{name}"] = torch.tensor(list(read(rows)), dtype=dtype)
-    about = {"step": inputs.step, "total_tokens": inputs.total_tokens, "fillers": fillers}
-    save_file(tensors, path, metadata={"format": _FORMAT, "inputs": json.dumps(about)})
+                tensors.update({f"{at}/{name}/{i}": value.clone() for i, value in enumerate(values or ())})
+            for name, (dtype, numbers_of) in _NUMBERS.items():
+                numbers = numbers_of(rows)
+                if numbers is not None:
+                    tensors[f"{at}/{name}"] = torch.tensor(list(numbers), dtype=dtype)
+    about = {
+        "step": inputs.step,
+        "updates": [[update.micro_batches, update.tokens] for update in inputs.updates],
+        "fillers": [[rows.filler for rows in rank] for rank in inputs.rows],
+        "pad_to": [[rows.pad_to for rows in rank] for rank in inputs.rows],
+        "extras": sorted({name for rank in inputs.rows for rows in rank for name in rows.extras}),
+    }
+    save_file(tensors, path, metadata={"format": str(_FORMAT), "inputs": json.dumps(about)})
 
 
-def load(path: Path) -> LossInputs:
-    """Read what `save` wrote; give `rows` to a backend's `accumulate` to run the step anywhere."""
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
-        if metadata.get("format") != _FORMAT or "inputs" not in metadata:
-            raise TraceError(f"{path} holds no loss inputs of format {_FORMAT}")
-        about = json.loads(metadata["inputs"])
+def load(path: Path | str) -> LossInputs:
+    """Read what `save` wrote, of this or an older format; TraceError if it is not there, or is something else."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            format_ = check_format(path, metadata, "loss inputs", _FORMAT)
+            if format_ is None or "inputs" not in metadata:
+                raise TraceError(
+                    f"{path} holds no loss inputs, as `asyncrl replay RUN --step N --out FILE` writes them"
+                )
+            return _read(file, json.loads(metadata["inputs"]))
+    except (OSError, SafetensorError) as error:
+        raise TraceError(f"{path} cannot be read as loss inputs: {error}") from error
 
-        def rows(at: str, *, filler: bool) -> Rows:
-            numbers = {name: file.get_tensor(f"{at}/{name}").tolist() for name in _Numbers}
-            count = range(len(numbers["advantages"]))
-            return Rows(
-                tokens=[file.get_tensor(f"{at}/{TOKENS}/{i}") for i in count],
-                logprobs=[file.get_tensor(f"{at}/{LOGPROBS}/{i}") for i in count],
-                prompt_tokens=numbers["prompt_tokens"],
-                advantages=numbers["advantages"],
-                withheld=numbers["withheld"],
-                filler=filler,
-            )
 
-        return LossInputs(
-            about["step"],
-            [
-                [rows(f"r{rank}/m{place}", filler=filler) for place, filler in enumerate(fillers)]
-                for rank, fillers in enumerate(about["fillers"])
-            ],
-            about["total_tokens"],
+def check_format(path: Path | str, metadata: Mapping[str, str], what: str, newest: int) -> int | None:
+    """Return the format that a file's metadata names, None without one; TraceError if it is newer than `newest`."""
+    text = metadata.get("format", "")
+    if not text.isdigit():
+        return None
+    if int(text) > newest:
+        raise TraceError(
+            f"{path} holds {what} of format {text}, and this asyncrl reads up to {newest}; "
+            "read it with the asyncrl that wrote it"
         )
+    return int(text)
+
+
+def _read(file: Any, about: Mapping[str, Any]) -> LossInputs:
+    names = set(file.keys())
+    fillers: list[list[bool]] = about["fillers"]
+    updates = about["updates"] if "updates" in about else [[len(fillers[0]), about["total_tokens"]]]
+
+    def rows(rank: int, place: int) -> Rows:
+        at = f"r{rank}/m{place}"
+        numbers = {name: file.get_tensor(f"{at}/{name}").tolist() for name in _NUMBERS if f"{at}/{name}" in names}
+        count = range(len(numbers["advantages"]))
+
+        def column(name: str) -> list[torch.Tensor]:
+            return [file.get_tensor(f"{at}/{name}/{i}") for i in count]
+
+        columns = {name: column(name) for name in _COLUMNS if f"{at}/{name}/0" in names}
+        return Rows(
+            tokens=columns["tokens"],
+            logprobs=columns["logprobs"],
+            prompt_tokens=numbers["prompt_tokens"],
+            advantages=numbers["advantages"],
+            withheld=numbers["withheld"],
+            filler=fillers[rank][place],
+            proximal_logprobs=columns.get("proximal_logprobs"),
+            reference_logprobs=columns.get("reference_logprobs"),
+            scales=numbers.get("scales"),
+            pad_to=about["pad_to"][rank][place] if "pad_to" in about else 0,
+            extras={name: column(f"extras/{name}") for name in about.get("extras", ())},
+        )
+
+    return LossInputs(
+        about["step"],
+        [[rows(rank, place) for place in range(len(places))] for rank, places in enumerate(fillers)],
+        tuple(Update(micro_batches, tokens) for micro_batches, tokens in updates),
+    )

@@ -1,5 +1,6 @@
 """The real front end, chain, step and register of groups, without a controller: a replay or a script drives them."""
 
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,10 +48,12 @@ async def _at_once(work: RankWork) -> None:
 class ReplayRank:
     """Stands for a rank: it trains when `trained` lets it, and measures what `measured` says.
 
-    The first rank counts all tokens of the step, so that the ranks' sum is the plan's.
+    What was not measured is an error if a filter judges by it, and NaN if only the loss would use it. The
+    first rank counts all tokens of the step, so that the ranks' sum is the plan's.
     """
 
     index: int
+    judged_by: bool = True
     trained: Callable[[RankWork], Awaitable[None]] = _at_once
     measured: Callable[[], Awaitable[Mapping[str, Any]]] | None = None
     works: dict[int, RankWork] = field(default_factory=dict)
@@ -71,12 +74,13 @@ class ReplayRank:
         log_ratios = await self.measured()
         keys = [key for batch in work.micro_batches if not batch.filler for key in batch.keys]
         lacking = [key for key in keys if key not in log_ratios]
-        if lacking:
+        if lacking and self.judged_by:
             raise TraceError(
                 f"a filter judges by log-probabilities, and the recorded run measured none of {len(lacking)} samples "
                 f"that it would train, such as {lacking[0]}"
             )
-        return {key: (log_ratios[key][0], log_ratios[key][1]) for key in keys}
+        unknown = (math.nan, math.nan)
+        return {key: (log_ratios[key][0], log_ratios[key][1]) if key in log_ratios else unknown for key in keys}
 
     async def warm_up(
         self, examples: Sequence[tuple[list[int], int]], *, steps: int, batch: int, learning_rate: float
@@ -139,7 +143,7 @@ class Machinery:
             lease_s=FOR_EVER_S,
             more_may_come=more_may_come,
         )
-        self.ranks = [ReplayRank(index) for index in range(config.trainer.ranks)]
+        self.ranks = [ReplayRank(index, chain.needs_logprobs) for index in range(config.trainer.ranks)]
         self.step = Step(
             config=config,
             chain=chain,

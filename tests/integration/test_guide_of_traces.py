@@ -16,7 +16,7 @@ def test_the_example_of_the_guide_runs(tmp_path: Path) -> None:
         if first.startswith("# "):
             (tmp_path / first.removeprefix("# ")).write_text(code, encoding="utf-8")
             files += 1
-    assert files == 3
+    assert files == 4
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
     for options in (["--refresh-traces"], []):
         done = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, check=False)

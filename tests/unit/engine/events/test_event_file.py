@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,6 +150,19 @@ def test_the_digest_of_tags_is_of_their_values_and_not_of_their_order() -> None:
     ):
         assert types.digest(other) != types.digest(tags)
     assert types.digest(tags) == types.digest_written(written(tags))
+
+
+def test_the_thread_brings_events_to_the_file_soon_without_being_asked(tmp_path: Path) -> None:
+    """So a process that is killed in the middle of a long step loses a fifth of a second."""
+    path = tmp_path / "events.jsonl"
+    log = EventLog(clock=lambda: 0.0, wall=lambda: 0.0, path=path, threaded=True)
+    log.append(RunEnded(code=0, reason="done"))
+    deadline = time.monotonic() + 20
+    while not path.read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert path.read_bytes().count(b"\n") == 1
+    log.close()
 
 
 def test_flush_brings_events_to_the_file_before_it_is_closed(tmp_path: Path) -> None:

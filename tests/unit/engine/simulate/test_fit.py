@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.configs import RunConfig, load
 from asyncrl.engine.errors import ConfigError
-from asyncrl.engine.events.types import AnyEvent, RunStarted
+from asyncrl.engine.events.types import AnyEvent, Judged, RunStarted
 from asyncrl.engine.simulate.figures import Figures
 from asyncrl.engine.simulate.fit import Fitted
 from asyncrl.engine.simulate.profile import Given, seeded
@@ -47,6 +47,21 @@ def test_a_step_takes_what_steps_of_as_many_tokens_took_near_it(given: Make, sma
     drawn = [fitted.step_seconds(rng, step=15, tokens_per_rank=1e9) for _ in range(50)]
     assert all(1 <= seconds <= 2 for seconds in drawn)
     assert len(set(drawn)) > 5
+
+
+def test_a_long_start_without_a_group_to_train_is_left_by_the_groups_that_ended_it(small: Small) -> None:
+    """All groups of a version count as near it, not its first 64: the prediction would stay at version 0 for ever."""
+
+    def reward(number: int, index: int) -> float:
+        return float(index % 2) if number >= 120 or number == 90 else 1.0
+
+    config = small(rollout__max_staleness=0, run__steps=None, run__batches=60)
+    task = FakeTask.in_order(reward, prompts=240)
+    outcome = simulate(config, generators=[FakeGenerator(seconds=lambda call: 0.5)], task=task)
+    waited = sum(event.age == 0 and event.dropped is not None for event in outcome.of(Judged))
+    assert waited > 90
+    figures = predict(config, Fitted([started(config), *outcome.events])).figures
+    assert figures["steps"] > outcome.progress.steps / 2
 
 
 def test_failures_are_drawn_as_often_as_they_were_seen(given: Make, small: Small) -> None:

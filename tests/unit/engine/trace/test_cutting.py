@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from asyncrl.engine.events.log import read_events
-from asyncrl.engine.events.types import AnyEvent, Dispatched, GroupFailed, Judged, Put, RunStarted
+from asyncrl.engine.events.types import AnyEvent, Claimed, Dispatched, GroupFailed, Judged, OwnerDead, Put, RunStarted
 from asyncrl.engine.trace.cutting import Cut, anonymised, groups_of, write_log
 from asyncrl.engine.trace.recording import Recording
 from asyncrl.engine.trace.replay import replay
@@ -76,6 +76,22 @@ def test_one_name_stays_one_name(record: Record) -> None:
         if isinstance(old, Dispatched) and isinstance(new, Dispatched)
     }
     assert len(pairs) == len({old for old, _ in pairs}) == len({new for _, new in pairs}) == 2
+
+
+def test_a_collector_that_died_has_the_name_of_its_groups_and_why_it_died_is_not_told() -> None:
+    events: list[AnyEvent] = [
+        Dispatched(seq=1, group=0, prompt=0, dataset="math", size=2, collector="secret"),
+        Claimed(seq=2, claim="driver-7/0", fence=1, groups=[]),
+        OwnerDead(seq=3, owner="secret", groups=[], error="OSError: /home/somebody"),
+        OwnerDead(seq=4, owner="driver-7", groups=[]),
+    ]
+    sent, claimed, collector, driver = anonymised(events)
+    assert isinstance(sent, Dispatched)
+    assert isinstance(claimed, Claimed)
+    assert isinstance(collector, OwnerDead)
+    assert isinstance(driver, OwnerDead)
+    assert (collector.owner, collector.error) == (sent.collector, "")
+    assert f"{driver.owner}/0" == claimed.claim
 
 
 @pytest.mark.parametrize(

@@ -1,126 +1,101 @@
-"""Recorded tensors: what the ranks' backends were given comes back bit for bit, from the log and the rows."""
+"""Loss inputs go through their file bit for bit, and files that are something else are refused."""
 
+import json
 import math
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import anyio
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from asyncrl.configs import Override, load
-from asyncrl.engine.controller import Controller
 from asyncrl.engine.errors import TraceError
-from asyncrl.engine.events.log import EventLog
-from asyncrl.engine.events.progress import Progress
-from asyncrl.engine.events.types import SCHEMA, RunStarted
-from asyncrl.engine.lifecycle.local import local_world
-from asyncrl.engine.offload import in_place
-from asyncrl.engine.records.work import RankWork
-from asyncrl.engine.trace import loss_inputs
-from asyncrl.engine.trace.recording import Recording
-from asyncrl.engine.trace.replay import rank_works, replay
-from asyncrl.filters import build_chain
+from asyncrl.engine.records.work import Update
+from asyncrl.engine.trace.loss_inputs import LossInputs, load, save
 from asyncrl.trainers.backends.base import Rows
 
-
-class Spy:
-    """Keeps what a rank's backend is given, and passes it on."""
-
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
-        self.steps: list[list[Rows]] = [[]]
-        self.totals: list[int] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-    def accumulate(self, rows: Rows, total_tokens: int) -> Any:
-        self.steps[-1].append(rows)
-        self.totals.append(total_tokens)
-        return self._backend.accumulate(rows, total_tokens)
-
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
-        self.steps.append([])
-        return self._backend.apply(*args, **kwargs)
-
-
-def bits(rows: Rows) -> list[Any]:
-    tensors = [(t.dtype, tuple(t.shape), t.numpy().tobytes()) for t in (*rows.tokens, *rows.logprobs)]
-    numbers = [list(rows.prompt_tokens), [value.hex() for value in rows.advantages], list(rows.withheld)]
-    return [tensors, numbers, rows.filler]
-
-
-@pytest.mark.timeout(110)
-def test_the_loss_inputs_of_every_step_come_back_bit_for_bit(tmp_path: Path) -> None:
-    settings = {
-        "run.runtime": "local",
-        "run.batches": 3,
-        "rollout.groups_per_step": 4,
-        "rollout.group_size": 4,
-        "trainer.micro_batch_tokens": 24,
-        "trainer.loss_normalisation": "sequence_mean",
-        "filters": [],
-    }
-    config = load("default", [Override(path, value, path) for path, value in settings.items()]).config
-    spies: list[Spy] = []
-
-    async def run() -> None:
-        async with local_world(config) as world:
-            progress = Progress()
-            log = EventLog(clock=anyio.current_time, wall=lambda: 0.0, folds=[progress], path=tmp_path / "events.jsonl")
-            for rank in world.ranks:
-                spies.append(Spy(rank._backend))  # type: ignore[attr-defined]
-                rank._backend = spies[-1]  # type: ignore[attr-defined]
-            log.append(RunStarted(schema=SCHEMA, config=config.model_dump(), software={}))
-            controller = Controller(
-                config,
-                replace(world, cost=None),
-                chain=build_chain(config.filters, min_live=2),
-                events=log,
-                progress=progress,
-                clock=anyio.current_time,
-                record=loss_inputs.TensorRecorder(world.plane, tmp_path, offload=in_place).record,
-            )
-            assert (await controller.run()).code == 0
-            log.close()
-
-    anyio.run(run)
-    replayed = replay(Recording.read(tmp_path))
-    assert replayed.difference is None
-    for step in (1, 2, 3):
-        path = tmp_path / f"step{step}.safetensors"
-        loss_inputs.save(loss_inputs.rebuild(tmp_path, rank_works(replayed, step)), path)
-        back = loss_inputs.load(path)
-        given = [spy.steps[step - 1] for spy in spies]
-        assert [[bits(rows) for rows in rank] for rank in back.rows] == [
-            [bits(rows) for rows in rank] for rank in given
-        ]
-        assert back.step == step
-        assert back.total_tokens in spies[0].totals
-    assert all(len(rank) > 1 for rank in back.rows)
+ODD = torch.tensor([math.nan, -math.inf, -0.0, 1e-45], dtype=torch.float32)
+TOKENS = torch.arange(6, dtype=torch.int32)
 
 
 def rows(filler: bool = False) -> Rows:
-    odd = torch.tensor([math.nan, -math.inf, -0.0, 1e-45], dtype=torch.float32)
-    return Rows([torch.arange(6, dtype=torch.int32)], [odd], [2], [0.1 + 0.2], [1], filler)
+    """As simple as a step can be."""
+    return Rows([TOKENS], [ODD], [2], [0.1 + 0.2], [1], filler)
 
 
-def test_odd_numbers_and_fillers_survive_the_file(tmp_path: Path) -> None:
-    inputs = loss_inputs.LossInputs(7, [[rows(), rows(filler=True)], [rows(), rows()]], 9)
-    loss_inputs.save(inputs, tmp_path / "x.safetensors")
-    back = loss_inputs.load(tmp_path / "x.safetensors")
-    assert [[bits(r) for r in rank] for rank in back.rows] == [[bits(r) for r in rank] for rank in inputs.rows]
-    assert (back.step, back.total_tokens) == (7, 9)
+def full_rows() -> Rows:
+    """With everything that a configuration or a partition can add."""
+    return Rows(
+        [TOKENS, TOKENS + 1],
+        [ODD, ODD + 1],
+        [2, 2],
+        [1 / 3, -1 / 3],
+        [0, 1],
+        False,
+        proximal_logprobs=[ODD - 1, ODD],
+        reference_logprobs=[ODD * 2, ODD],
+        scales=[1 / 7, math.pi],
+        pad_to=16,
+        extras={"pixels": [torch.ones(3, 2, 2, dtype=torch.bfloat16), torch.zeros(1, 2, 2, dtype=torch.bfloat16)]},
+    )
 
 
-def test_a_run_without_tensors_says_how_to_get_them(tmp_path: Path) -> None:
-    work = RankWork(3, (), {}, {}, {}, 0)
-    with pytest.raises(TraceError, match=r"step-000003\.safetensors is not there; .*--record tensors"):
-        loss_inputs.rebuild(tmp_path, [work])
-    torch_file = tmp_path / "other.safetensors"
-    save_file({"a": torch.zeros(1)}, torch_file)
-    with pytest.raises(TraceError, match="holds no loss inputs"):
-        loss_inputs.load(torch_file)
+def same(one: Rows, other: Rows) -> bool:
+    def bits(tensors: object) -> object:
+        assert isinstance(tensors, list | None)
+        return tensors and [(t.dtype, tuple(t.shape), t.view(torch.uint8).numpy().tobytes()) for t in tensors]
+
+    columns = [
+        (one.tokens, other.tokens),
+        (one.logprobs, other.logprobs),
+        (one.proximal_logprobs, other.proximal_logprobs),
+        (one.reference_logprobs, other.reference_logprobs),
+    ]
+    numbers = ("prompt_tokens", "advantages", "withheld", "filler", "scales", "pad_to")
+    return (
+        all(bits(a) == bits(b) for a, b in columns)
+        and all(getattr(one, name) == getattr(other, name) for name in numbers)
+        and {name: bits(values) for name, values in one.extras.items()}
+        == {name: bits(values) for name, values in other.extras.items()}
+    )
+
+
+def test_odd_numbers_fillers_and_all_that_a_step_can_read_survive_the_file(tmp_path: Path) -> None:
+    for ranks in ([[rows(), rows(filler=True)], [rows(), rows()]], [[full_rows(), full_rows()]]):
+        inputs = LossInputs(7, ranks, (Update(1, 4), Update(1, 5)))
+        save(inputs, tmp_path / "x.safetensors")
+        back = load(tmp_path / "x.safetensors")
+        assert (back.step, back.updates, back.total_tokens) == (7, inputs.updates, 9)
+        for rank, given in zip(back.rows, ranks, strict=True):
+            assert all(same(a, b) for a, b in zip(rank, given, strict=True))
+        assert [(tokens, [len(rank) for rank in part]) for tokens, part in back.parts()] == [
+            (4, [1] * len(ranks)),
+            (5, [1] * len(ranks)),
+        ]
+
+
+def test_a_file_of_the_first_format_is_still_read(tmp_path: Path) -> None:
+    """As it was written before there were several updates, later columns and extras."""
+    tensors = {
+        "r0/m0/tokens/0": TOKENS,
+        "r0/m0/logprobs/0": ODD,
+        "r0/m0/prompt_tokens": torch.tensor([2]),
+        "r0/m0/advantages": torch.tensor([0.1 + 0.2], dtype=torch.float64),
+        "r0/m0/withheld": torch.tensor([1]),
+    }
+    about = {"step": 7, "total_tokens": 3, "fillers": [[True]]}
+    save_file(tensors, tmp_path / "old.safetensors", metadata={"format": "1", "inputs": json.dumps(about)})
+    back = load(tmp_path / "old.safetensors")
+    assert (back.step, back.updates) == (7, (Update(1, 3),))
+    assert same(back.rows[0][0], rows(filler=True))
+
+
+def test_what_holds_no_loss_inputs_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "other.safetensors"
+    with pytest.raises(TraceError, match=r"other\.safetensors cannot be read as loss inputs"):
+        load(path)
+    save_file({"a": torch.zeros(1)}, path)
+    with pytest.raises(TraceError, match="holds no loss inputs, as `asyncrl replay RUN --step N --out FILE` writes"):
+        load(path)
+    save_file({"a": torch.zeros(1)}, path, metadata={"format": "3", "inputs": "{}"})
+    with pytest.raises(TraceError, match="loss inputs of format 3, and this asyncrl reads up to 2"):
+        load(path)

@@ -1,0 +1,51 @@
+"""A collector that dies ends the run; its log says who and why, proves all samples, and replays."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from asyncrl.engine.events.log import read_events
+from asyncrl.engine.events.types import OwnerDead, RunEnded
+
+FILTER = """
+from asyncrl.filters import BaseRolloutFilter, keep
+
+calls = 0
+
+
+def words(tokens):
+    global calls
+    calls += 1
+    return {*tokens} if calls > 400 else len(tokens)  # A set is no tag: the put refuses it.
+
+
+class Words(BaseRolloutFilter):
+    taggers = {"words": words}
+
+    def judge(self, group, context):
+        return keep()
+"""
+
+
+def asyncrl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "asyncrl", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_the_log_of_a_run_whose_collector_died_names_it_and_replays(tmp_path: Path) -> None:
+    (tmp_path / "my_words.py").write_text(FILTER, encoding="utf-8")
+    small = ["--set", "rollout.groups_per_step=4", "--set", "rollout.group_size=8", "--set", "filters=[]"]
+    words = ["train", "--runtime", "local", "--filter", "my_words:Words", *small, "--run-dir", "out"]
+    done = asyncrl(tmp_path, *words)
+    assert done.returncode == 1, done.stdout + done.stderr
+    *before, end = read_events(tmp_path / "out")
+    [died] = [event for event in before if isinstance(event, OwnerDead)]
+    assert (died.owner, died.groups) == ("collector0", [])
+    assert died.error.startswith("TagError: ")
+    assert isinstance(end, RunEnded)
+    assert (end.code, end.reason, end.keys_left) == (1, died.error.splitlines()[0], 0)
+    done = asyncrl(tmp_path, "replay", "out")
+    assert (done.returncode, done.stdout.partition(":")[0]) == (0, "identical"), done.stdout
+    done = asyncrl(tmp_path, "ledger", "out")
+    assert done.returncode == 0, done.stdout
+    assert asyncrl(tmp_path, "trace", "validate", "out").stdout == "out is a whole log\n"
