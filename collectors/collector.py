@@ -15,6 +15,7 @@ import numpy as np
 import structlog
 import torch
 
+from asyncrl.collectors.extras import check_extras, extra_columns
 from asyncrl.collectors.generators.base import Completion, Generator, GroupRequest
 from asyncrl.collectors.tasks import Reward, Task
 from asyncrl.engine.data_plane.base import DataPlane
@@ -229,6 +230,7 @@ class Collector:
         columns = {
             TOKENS: [torch.tensor([*prompt_ids, *c.token_ids], dtype=torch.int32) for c in kept],
             LOGPROBS: [torch.tensor(c.logprobs, dtype=torch.float32) for c in kept],
+            **extra_columns(outcomes, self._task.extras),
         }
         return GroupMeta(sample_keys(stamped, grant.group, grant.size), tags), columns
 
@@ -265,23 +267,24 @@ class Collector:
         raise refusal
 
 
-def _as_reward(outcome: Any) -> Reward:
+def _as_reward(task: Task, outcome: Any) -> Reward:
     """Return a reward of plain floats, which every log can write, whatever numbers the task gave."""
-    if isinstance(outcome, Reward):
-        return Reward(float(outcome.value), {name: float(part) for name, part in outcome.parts.items()})
-    return Reward(float(outcome))
+    reward = outcome if isinstance(outcome, Reward) else Reward(float(outcome))
+    check_extras(reward, task.extras)
+    parts = {name: float(part) for name, part in reward.parts.items()}
+    return Reward(float(reward.value), parts, reward.extras)
 
 
 def _scored(task: Task, grant: Grant, response: str) -> Reward | Exception:
     try:
-        return _as_reward(task.score(grant.prompt, response))
+        return _as_reward(task, task.score(grant.prompt, response))
     except Exception as error:  # A user's code: the sample has failed, its siblings go on.
         return error
 
 
 async def _scored_async(task: Any, grant: Grant, response: str) -> Reward | Exception:
     try:
-        return _as_reward(await task.score(grant.prompt, response))
+        return _as_reward(task, await task.score(grant.prompt, response))
     except Exception as error:  # A user's code: the sample has failed, its siblings go on.
         return error
 

@@ -18,7 +18,7 @@ from asyncrl.trainers.fetch import Fetch, Values
 
 @asynccontextmanager
 async def feed(
-    fetch: Fetch, batches: Sequence[MicroBatch], *, columns: Sequence[str], extras: Sequence[str] = ()
+    fetch: Fetch, batches: Sequence[MicroBatch], *, columns: Sequence[str]
 ) -> AsyncIterator[MemoryObjectReceiveStream[Values]]:
     """Yield a stream that gives, for each of `batches` in order, its columns by name, one value a key.
 
@@ -27,7 +27,7 @@ async def feed(
     out, into = anyio.create_memory_object_stream[Values](0)
     try:
         async with into, out, anyio.create_task_group() as tasks:
-            tasks.start_soon(_read_ahead, _Shelf(fetch, batches, columns, extras), out)
+            tasks.start_soon(_read_ahead, _Shelf(fetch, batches, columns), out)
             yield into
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
@@ -44,13 +44,10 @@ async def _read_ahead(shelf: "_Shelf", out: MemoryObjectSendStream[Values]) -> N
 class _Shelf:
     """Values that were read and are still needed, by column and key."""
 
-    def __init__(
-        self, fetch: Fetch, batches: Sequence[MicroBatch], columns: Sequence[str], extras: Sequence[str]
-    ) -> None:
+    def __init__(self, fetch: Fetch, batches: Sequence[MicroBatch], columns: Sequence[str]) -> None:
         self.batches = batches
         self._fetch = fetch
         self._columns = columns
-        self._extras = extras
         self._held: dict[str, dict[str, object]] = {}
         self._last_use = {key: place for place, batch in enumerate(batches) for key in batch.keys}
         self._keys_of: dict[str, list[str]] = {}
@@ -62,7 +59,7 @@ class _Shelf:
         rows = dict.fromkeys(row_of(key) for key in keys)
         unread = [key for row in rows for key in self._keys_of.pop(row, ())]
         if unread:
-            found = await self._fetch.read(unread, self._columns, self._extras)
+            found = await self._fetch.read(unread, self._columns)
             for name, values in found.items():
                 self._held.setdefault(name, {}).update(zip(unread, values, strict=True))
         taken: Values = {name: [held[key] for key in keys] for name, held in self._held.items()}

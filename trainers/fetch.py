@@ -20,8 +20,8 @@ Values = dict[str, list[Any]]
 
 
 class Fetch(Protocol):
-    async def read(self, keys: Sequence[str], columns: Sequence[str], extras: Sequence[str] = ()) -> Values:
-        """Return, per column, one value a key in the order of `keys`; of `extras` only columns of tensors.
+    async def read(self, keys: Sequence[str], columns: Sequence[str]) -> Values:
+        """Return, per column, one value a key in the order of `keys`.
 
         Values may be views of memory that others share: never write into them.
         """
@@ -34,10 +34,8 @@ class Independent:
         self._plane = plane
         self._partition = partition
 
-    async def read(self, keys: Sequence[str], columns: Sequence[str], extras: Sequence[str] = ()) -> Values:
-        found = await self._plane.read(self._partition, keys, [*columns, *extras])
-        ride = [name for name in extras if all(isinstance(value, torch.Tensor) for value in found[name])]
-        return {name: found[name] for name in (*columns, *ride)}
+    async def read(self, keys: Sequence[str], columns: Sequence[str]) -> Values:
+        return await self._plane.read(self._partition, keys, columns)
 
 
 class _Layout(msgspec.Struct, frozen=True):
@@ -59,14 +57,14 @@ class Leader:
         self._fetch = fetch
         self._siblings = siblings
 
-    async def read(self, keys: Sequence[str], columns: Sequence[str], extras: Sequence[str] = ()) -> Values:
+    async def read(self, keys: Sequence[str], columns: Sequence[str]) -> Values:
         if self._siblings.index == 0:
-            return await self._lead(keys, columns, extras)
+            return await self._lead(keys, columns)
         return await self._follow(keys)
 
-    async def _lead(self, keys: Sequence[str], columns: Sequence[str], extras: Sequence[str]) -> Values:
+    async def _lead(self, keys: Sequence[str], columns: Sequence[str]) -> Values:
         try:
-            values = await self._fetch.read(keys, columns, extras)
+            values = await self._fetch.read(keys, columns)
             layouts = {name: _layout(name, rows) for name, rows in values.items()}
         except AsyncRLError as error:
             await self._describe(_Description(error=f"{type(error).__name__}: {error}"))

@@ -7,18 +7,22 @@ bin packing algorithms", 1973). The first is tried first, since equal bins compu
 """
 
 from bisect import bisect_left, insort
-from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
 
 from asyncrl.trainers.dealing import swap_freely
-from asyncrl.trainers.swaps import Ints
+from asyncrl.trainers.differencing import deal_by_differences
+from asyncrl.trainers.swaps import Ints, ascending
 
 FEW = 2048
 """As many samples, or fewer, are swapped between bins where no fit works."""
+FEW_DIFFERENCES = 2**16
+"""Samples times bins up to which differences are tried as well."""
 CANDIDATES = 64
 """Samples, from the largest that fits to the smallest, among which those that fill a bin are chosen."""
+REFILLED, LEAST_REFILLED = 16, 4
+"""One of so many bins is filled anew where samples are left over, the roomiest, and at least so many."""
 LEVELLED = (1.0, 0.6, 0.3, 0.0)
 """Shares of the samples, from the largest, that worst fit places before best fit places the rest."""
 
@@ -57,20 +61,29 @@ def pack_into(sizes: Ints, count: int, *, capacity: int) -> Ints | None:
     bins = pack_simply(sizes, count, capacity=capacity)
     if bins is not None or int(sizes.sum()) > count * capacity:
         return bins
+    costs = sizes.astype(np.float64)
     if len(sizes) <= FEW:
-        bins = swap_freely(_level(sizes, count)[0], sizes.astype(np.float64), hands=count, enough=capacity)
+        bins = swap_freely(_level(sizes, count)[0], costs, hands=count, enough=capacity)
         if np.bincount(bins, weights=sizes).max() <= capacity:
             return bins
+    if len(sizes) * count <= FEW_DIFFERENCES:
+        bins = deal_by_differences(costs, ranks=count)
+        if np.bincount(bins, weights=sizes).max() <= capacity:
+            return _fill_empty(bins, count)
     bins = _fill(sizes.tolist(), count, capacity=capacity)
     return None if (bins < 0).any() else _fill_empty(bins, count)
 
 
 def pack_simply(sizes: Ints, count: int, *, capacity: int) -> Ints | None:
-    """Return what worst or best fit make of it, None if nothing or if there are fewer samples than bins."""
+    """Return what worst or best fit make of it, None if nothing."""
+    if len(sizes) <= count:
+        return np.arange(len(sizes))
     for share in LEVELLED:
         bins = _fit(sizes, count, capacity=capacity, levelled=round(share * len(sizes)))
         if bins is not None:
-            return bins
+            bins = _refill(sizes, bins, count, capacity=capacity)
+            if not (bins < 0).any():
+                return _fill_empty(bins, count)
     return None
 
 
@@ -110,18 +123,38 @@ def _fill(sizes: Sequence[int], count: int, *, capacity: int) -> Ints:
     return bins
 
 
+def _refill(sizes: Ints, bins: Ints, count: int, *, capacity: int) -> Ints:
+    """Fill the roomiest bins anew, with their own samples and those in none: together their rooms are of use."""
+    if not (bins < 0).any():
+        return bins
+    loads = np.bincount(bins[bins >= 0], weights=sizes[bins >= 0], minlength=count)
+    roomiest = np.argsort(loads, kind="stable")[: max(LEAST_REFILLED, count // REFILLED)]
+    which = np.flatnonzero((bins < 0) | np.isin(bins, roomiest))
+    if int(sizes[which].sum()) > len(roomiest) * capacity:
+        return bins
+    filled = _fill(sizes[which].tolist(), len(roomiest), capacity=capacity)
+    bins = bins.copy()
+    bins[which] = np.where(filled < 0, filled, roomiest[filled])
+    return bins
+
+
 def pack_apart(sizes: Ints, owner: Ints, *, hands: int, each: int, capacity: int) -> Ints | None:
     """Return each sample's bin of `hands * each`, or None if no way was found; `sizes` descend.
 
     Samples of one owner go to its own bins; the few, and small, that do not fit there go where there is room.
     """
-    by_owner = np.argsort(owner, kind="stable")
+    by_owner = ascending(owner)
     ends = np.bincount(owner, minlength=hands).cumsum()
     parts = [by_owner[end - n : end] for end, n in zip(ends, np.diff(ends, prepend=0), strict=True)]
     for share in (*LEVELLED, None):
         bins = np.full(len(sizes), -1)
         for hand, mine in enumerate(parts):
-            some = _fit_or_fill(sizes[mine], each, capacity=capacity, share=share)
+            own = sizes[mine]
+            some = (
+                _fill(own.tolist(), each, capacity=capacity)
+                if share is None
+                else _fit(own, each, capacity=capacity, levelled=round(share * len(own)))
+            )
             if some is None:
                 break
             bins[mine] = np.where(some < 0, some, some + hand * each)
@@ -129,15 +162,10 @@ def pack_apart(sizes: Ints, owner: Ints, *, hands: int, each: int, capacity: int
             left = bins < 0
             load = np.bincount(bins[~left], weights=sizes[~left], minlength=hands * each).astype(np.int64)
             bins[left] = _best_fit(sizes[left].tolist(), (capacity - load).tolist())
+            bins = _refill(sizes, bins, hands * each, capacity=capacity)
             if not (bins < 0).any():
                 return _fill_empty(bins, hands * each)
     return None
-
-
-def _fit_or_fill(sizes: Ints, count: int, *, capacity: int, share: float | None) -> Ints | None:
-    if share is None:
-        return _fill(sizes.tolist(), count, capacity=capacity)
-    return _fit_some(sizes, count, capacity=capacity, levelled=round(share * len(sizes)))
 
 
 def pack_in_order(sizes: Ints, *, capacity: int, multiple: int) -> tuple[Ints, int]:
@@ -159,13 +187,6 @@ def pack_in_order(sizes: Ints, *, capacity: int, multiple: int) -> tuple[Ints, i
 
 
 def _fit(sizes: Ints, count: int, *, capacity: int, levelled: int) -> Ints | None:
-    if len(sizes) <= count:
-        return np.arange(len(sizes))
-    bins = _fit_some(sizes, count, capacity=capacity, levelled=levelled)
-    return None if bins is None or (bins < 0).any() else _fill_empty(bins, count)
-
-
-def _fit_some(sizes: Ints, count: int, *, capacity: int, levelled: int) -> Ints | None:
     """Return each sample's bin, -1 where it fits in none; None if levelling went over the capacity."""
     large = max(levelled, count) if levelled else 0
     bins, loads = _level(sizes[:large], count)
@@ -192,27 +213,31 @@ def _level(sizes: Ints, count: int) -> tuple[Ints, Ints]:
 
 
 def _best_fit(sizes: Sequence[int], room: Sequence[int]) -> Ints:
-    """Give each size to a bin with the least room that holds it; -1 if it fits nowhere."""
-    bins_with: defaultdict[int, list[int]] = defaultdict(list)
+    """Give each size to a bin with the least room that holds it, of several the last to get it; -1 if it fits nowhere.
+
+    `last` has the last bin with so much room, `before` the one that had it before.
+    """
+    last, before = [-1] * (max(room, default=0) + 1), [-1] * len(room)
     for index in reversed(range(len(room))):
-        bins_with[room[index]].append(index)
-    rooms = sorted(bins_with)
+        before[index], last[room[index]] = last[room[index]], index
+    rooms = sorted(set(room))
     chosen = []
     for size in sizes:
         at = bisect_left(rooms, size)
         if at == len(rooms):
             chosen.append(-1)
             continue
-        before = rooms[at]
-        same = bins_with[before]
-        index = same.pop()
+        had = rooms[at]
+        index = last[had]
         chosen.append(index)
-        if not same:
+        last[had] = before[index]
+        if last[had] < 0:
             del rooms[at]
-        left = bins_with[before - size]
-        if not left:
-            insort(rooms, before - size)
-        left.append(index)
+        left = had - size
+        if last[left] < 0:
+            insort(rooms, left)
+        before[index] = last[left]
+        last[left] = index
     return np.array(chosen, np.int64)
 
 

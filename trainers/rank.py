@@ -28,8 +28,8 @@ from asyncrl.trainers.siblings import OnlyChild, Siblings
 class TrainerRank:
     """One rank. `train`, `logprobs`, `warm_up` and `weights` are called one at a time by the driver.
 
-    `siblings` share its replica and rows; `extras` are columns of the partition that go to the backend
-    unasked, where they hold tensors; `peak_flops` is of its device, FLOPs a second.
+    `siblings` share its replica and rows; `extras` are further columns, of tensors, which go to the
+    backend with every micro-batch; `peak_flops` is of its device, FLOPs a second.
     """
 
     def __init__(
@@ -73,13 +73,14 @@ class TrainerRank:
         seconds = waited_s = 0.0
         done_at = anyio.current_time() + self._least_step_s
         micro_batches = iter(work.micro_batches)
-        async with feed(self._fetch, work.micro_batches, columns=(*COLUMNS, *work.columns), extras=self._extras) as fed:
+        columns = (*COLUMNS, *work.columns, *self._extras)
+        async with feed(self._fetch, work.micro_batches, columns=columns) as fed:
             for update in work.parts:
                 for _ in range(update.micro_batches):
                     asked = time.perf_counter()
                     values = await fed.receive()
                     started = time.perf_counter()
-                    rows = _rows(work, next(micro_batches), values)
+                    rows = rows_of(work, next(micro_batches), values)
                     sums.add(await self._offload(partial(self._backend.accumulate, rows, update.tokens)))
                     waited_s += started - asked
                     seconds += time.perf_counter() - started
@@ -108,12 +109,12 @@ class TrainerRank:
         for the reference, which is not compared.
         """
         reference = work.stage == REFERENCE_LOGPROBS
-        columns = (TOKENS,) if reference else COLUMNS
+        columns = (*((TOKENS,) if reference else COLUMNS), *self._extras)
         found: dict[str, torch.Tensor] = {}
         gaps: dict[str, tuple[float, float]] = {}
-        async with feed(self._fetch, work.micro_batches, columns=columns, extras=self._extras) as fed:
+        async with feed(self._fetch, work.micro_batches, columns=columns) as fed:
             for batch in work.micro_batches:
-                rows = _rows(work, batch, await fed.receive())
+                rows = rows_of(work, batch, await fed.receive())
                 if batch.filler:
                     continue
                 logprobs = await self._offload(partial(self._backend.logprobs, rows, reference=reference))
@@ -162,7 +163,7 @@ class TrainerRank:
         return float(await self._offload(lambda: self._backend.apply(gradients, learning_rate=learning_rate)))
 
 
-def _rows(work: RankWork, batch: MicroBatch, values: Values) -> Rows:
+def rows_of(work: RankWork, batch: MicroBatch, values: Values) -> Rows:
     known = {*COLUMNS, TRAINER_LOGPROBS, REFERENCE_LOGPROBS}
     return Rows(
         tokens=values[TOKENS],

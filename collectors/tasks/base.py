@@ -4,9 +4,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from asyncrl.engine.records import Prompt
 from asyncrl.engine.records import group as tag
+
+if TYPE_CHECKING:
+    import torch
 
 LARGEST_REWARD = 3.4e38
 
@@ -29,10 +33,14 @@ CORE_TAGS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A reward and its named parts; each part becomes a tag that filters can read."""
+    """A reward and its named parts; each part becomes a tag that filters can read.
+
+    `extras` are tensors of this sample for the trainer's model, (n, …), one for each name that the task declares.
+    """
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
+    extras: Mapping[str, "torch.Tensor"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # Advantages travel as float32; within it, sums and squares in float64 stay finite.
@@ -48,6 +56,9 @@ class Task(ABC):
 
     A `score` that raises fails its sample (reason `score_error`); it is never reward 0.
     """
+
+    extras: Sequence[str] = ()
+    """Names of the tensors that every Reward of this task brings, as the model's forward names them."""
 
     @abstractmethod
     def prompts(self) -> Sequence[Prompt]:

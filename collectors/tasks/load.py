@@ -10,6 +10,7 @@ from asyncrl.collectors.tasks.digits import Echo, Reverse
 from asyncrl.collectors.tasks.sleepy import Sleepy
 from asyncrl.configs.objects import load_object
 from asyncrl.engine.errors import ConfigError
+from asyncrl.engine.records.columns import check_extra
 
 BUILT_IN: Mapping[str, type[Task]] = {"echo": Echo, "reverse": Reverse, "sleepy": Sleepy}
 
@@ -32,6 +33,7 @@ def load_task(name: str, options: Mapping[str, Any]) -> Task:
         task: Task = found(**options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"task.options {dict(options)} do not fit {name}: {error}") from error
+    _check_extras(task, name)
     prompts = task.prompts()
     if not prompts:
         raise ConfigError(f"task.name {name}: the task has no prompts")
@@ -41,3 +43,13 @@ def load_task(name: str, options: Mapping[str, Any]) -> Task:
     if empty:
         raise ConfigError(f"task.name {name}: prompt {empty[0]} has no text; generation needs at least one token")
     return task
+
+
+def _check_extras(task: Task, name: str) -> None:
+    if isinstance(task.extras, str) or len(set(task.extras)) != len(task.extras):
+        raise ConfigError(f"task.name {name}: extras are {task.extras!r}; they must be a list of names, each once")
+    for extra in task.extras:
+        try:
+            check_extra(extra)
+        except ValueError as error:
+            raise ConfigError(f"task.name {name}: {error}") from error

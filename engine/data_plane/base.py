@@ -24,15 +24,29 @@ Column = Sequence[torch.Tensor] | Sequence[Any]
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """What a partition holds: `columns` come with every put; `consumers` may claim from it."""
+    """What a partition holds: `columns` come with every put; `consumers` may claim from it.
+
+    Columns hold a tensor a sample, but for those named in `objects`, which hold plain objects.
+    """
 
     name: str
     group_size: int
     columns: tuple[str, ...]
     consumers: tuple[str, ...]
+    objects: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.objects) - set(self.columns))
+        if unknown:
+            raise DataPlaneError(f"partition {self.name!r} says objects of {unknown}; its columns are {self.columns}")
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The columns of tensors, in the order of `columns`."""
+        return tuple(name for name in self.columns if name not in self.objects)
 
     def check_put(self, group: GroupMeta, columns: Mapping[str, Column]) -> None:
-        """Refuse a put of the wrong size, keys, columns or tags: DataPlaneError or TagError with both sides."""
+        """Refuse a put of the wrong size, keys, columns, kinds or tags: DataPlaneError, TypeError or TagError."""
         if group.size != self.group_size:
             raise DataPlaneError(
                 f"{group.row} has {group.size} samples; partition {self.name!r} takes {self.group_size}"
@@ -44,12 +58,22 @@ class Partition:
         for name, values in columns.items():
             if len(values) != group.size:
                 raise DataPlaneError(f"{group.row}: column {name!r} has {len(values)} of {group.size} samples")
+            self._check_kind(name, values, row=group.row)
         for key in group.keys:
             if not is_sample_key(key) or row_of(key) != group.row or group.keys.count(key) != 1:
                 raise DataPlaneError(f"{key!r} cannot be a key of {group.row}: keys are distinct, <row>_g<index>")
         check_tags(group.tags, key=group.row)
         # What claims are ordered by must be there, and be integers.
         _ = group.version, group.group
+
+    def _check_kind(self, column: str, values: Column, *, row: str) -> None:
+        objects = column in self.objects
+        for i, value in enumerate(values):
+            if isinstance(value, torch.Tensor) is objects:
+                raise TypeError(
+                    f"{row}: column {column!r} of partition {self.name!r} is declared to hold "
+                    f"{'plain objects' if objects else 'tensors'}; sample {i} brings {type(value).__name__}"
+                )
 
     def check_write(self, column: str) -> None:
         """Refuse a later column that every put brings already."""
@@ -96,10 +120,13 @@ class DataPlane(Protocol):
     async def register(self, partition: Partition) -> None:
         """Create a partition, or check that the existing one is equal."""
 
+    async def partition(self, name: str) -> Partition:
+        """Return what a partition was registered as, by whichever client; DataPlaneError if it was not."""
+
     async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:
         """Write a whole group at once; on an error or cancellation nothing of it remains.
 
-        Raises StoreFull, TagError, TypeError (mixed dtypes or kinds in a column).
+        Raises StoreFull, TagError, TypeError (a column of another kind than declared, or of mixed dtypes).
         """
 
     async def claim(

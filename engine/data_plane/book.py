@@ -8,9 +8,9 @@ Invariant: a row is ready for a consumer, or leased to exactly one claim of it, 
 
 import heapq
 import itertools
-import uuid
+import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,32 +23,18 @@ _REMEMBERED_CLAIMS = 4096
 _REMEMBERED_DEAD = 4096
 
 
-def group_row_tags(keys: Sequence[str], columns: Iterable[str], tags: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the tags of a group's row; `put` tells this row from an earlier one of the same name."""
-    plain = {name: list(value) if isinstance(value, list | tuple) else value for name, value in tags.items()}
-    row = row_of(keys[0])
-    return {"row": row, "put": uuid.uuid4().hex, "keys": list(keys), "columns": sorted(columns), "tags": plain}
-
-
-def column_row(row: str, column: str, writer: str) -> str:
-    """Name the row in which `writer` adds a later column to a group."""
-    return f"{row}#{column}#{writer}"
-
-
-def column_row_tags(row: str, column: str, writer: str, keys: Sequence[str]) -> dict[str, Any]:
-    """Build the tags of a later column's row."""
-    name = column_row(row, column, writer)
-    return {"row": name, "put": uuid.uuid4().hex, "of": row, "column": column, "keys": list(keys)}
-
-
-def repeats(earlier: Mapping[str, Any], tags: Mapping[str, Any]) -> bool:
-    """Say whether a later column's row is the one that is there, written again."""
-    return "of" in tags and earlier.get("keys") == tags["keys"]
+def _is_lost(rows: Rows, tags: Mapping[str, Any]) -> bool:
+    """Say whether a later column's group is gone: its writer came late."""
+    return tags["of"] not in rows or rows[tags["of"]]["put"] != tags["of_put"]
 
 
 def _holders(rows: Rows, columns: Sequence[str]) -> dict[tuple[str, str], str]:
     """Find, by key and later column, the row that has it."""
-    later = [(name, tags) for name, tags in rows.items() if "of" in tags and tags["column"] in columns]
+    later = [
+        (name, tags)
+        for name, tags in rows.items()
+        if "of" in tags and tags["column"] in columns and not _is_lost(rows, tags)
+    ]
     return {(key, tags["column"]): name for name, tags in later for key in tags["keys"]}
 
 
@@ -73,6 +59,8 @@ class Book:
         self._dead: OrderedDict[tuple[str, str], None] = OrderedDict()
         # By partition and row: which put of the row, and its keys that are gone.
         self._cleared: dict[str, dict[str, tuple[str, set[str]]]] = {}
+        # By partition and put: until when the deletion of a row is left to the one who was given it.
+        self._deleting: dict[str, dict[str, float]] = {}
         self._partitions: dict[str, Mapping[str, Any]] = {}
 
     def register(self, partition: str, spec: Mapping[str, Any]) -> None:
@@ -159,17 +147,23 @@ class Book:
                 freed.append(name)
         return freed
 
+    def standing(self, rows: Rows, partition: str, keys: Sequence[str]) -> dict[str, str]:
+        """Return the rows of keys, and which put of each; MissingRows if a key is not there."""
+        self.spec(rows, partition)
+        gone = [key for key in keys if not self._is_there(rows, partition, key)]
+        if gone:
+            raise MissingRows(f"{len(gone)} of {len(keys)} keys are not in {partition!r}: {gone[:5]}")
+        return {row: rows[row]["put"] for row in dict.fromkeys(map(row_of, keys))}
+
     def locate(self, rows: Rows, partition: str, keys: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
         """Return the rows to fetch, and which put of each, so that every column of every key is there.
 
         MissingRows if one is not.
         """
         brought = set(self.spec(rows, partition)["columns"])
-        gone = [key for key in keys if not self._is_there(rows, partition, key)]
-        if gone:
-            raise MissingRows(f"{len(gone)} of {len(keys)} keys are not in {partition!r}: {gone[:5]}")
+        standing = self.standing(rows, partition, keys)
         later = [column for column in columns if column not in brought]
-        found = {row_of(key) for key in keys} if len(later) < len(columns) else set()
+        found = set(standing) if len(later) < len(columns) else set()
         holders = _holders(rows, later) if later else {}
         for key in keys:
             for column in later:
@@ -188,11 +182,10 @@ class Book:
         consumer: str = "",
         fences: Mapping[str, int] | None = None,
     ) -> dict[str, str]:
-        """Note keys as cleared; return the rows, and which put of each, for the store to delete.
+        """Note keys as cleared; return rows, and which put of each, for the caller to delete in the store.
 
-        A row goes with its last key.
-
-        Keys that no row has are passed over: a second clear is a first one that finds nothing.
+        A row goes with its last key. Keys that no row has are passed over: a second clear is a first one
+        that finds nothing.
         """
         self.spec(rows, partition)
         by_row: dict[str, set[str]] = {}
@@ -203,13 +196,34 @@ class Book:
         if fences is not None:
             self._check_held(rows, partition, consumer, {row: fences.get(row, 0) for row in by_row})
         cleared = self._cleared.setdefault(partition, {})
-        for row in [row for row in cleared if row not in rows]:
-            del cleared[row]
         for row, gone in by_row.items():
             cleared[row] = (rows[row]["put"], gone | self._cleared_keys(rows, partition, row))
-        whole = [row for row in by_row if cleared[row][1].issuperset(rows[row]["keys"])]
-        later = [name for name, tags in rows.items() if tags.get("of") in whole] if whole else []
-        return {name: rows[name]["put"] for name in (*whole, *later)}
+        return self.leftovers(rows, partition)
+
+    def leftovers(self, rows: Rows, partition: str) -> dict[str, str]:
+        """Return rows without a key left, and later columns whose group is gone, for the caller to delete.
+
+        Each is given to one caller: the store deletes by a place that it then uses again, so that a second
+        deletion could take a stranger's row. What is still there after a lease's time is given to another.
+        """
+        self.spec(rows, partition)
+        cleared = self._cleared.setdefault(partition, {})
+        for row in [row for row in cleared if row not in rows]:
+            del cleared[row]
+        later = [name for name, tags in rows.items() if "of" in tags]
+        left = {name: rows[name]["put"] for name in (*cleared, *later) if self._is_leftover(rows, partition, name)}
+        now = self._clock()
+        given_before = self._deleting.get(partition, {})
+        deleting = {put: given_before.get(put, -math.inf) for put in left.values()}
+        given = {name: put for name, put in left.items() if deleting[put] < now}
+        self._deleting[partition] = deleting | dict.fromkeys(given.values(), now + self._lease_s)
+        return given
+
+    def _is_leftover(self, rows: Rows, partition: str, name: str) -> bool:
+        tags = rows[name]
+        if "of" not in tags:
+            return self._cleared_keys(rows, partition, name).issuperset(tags["keys"])
+        return _is_lost(rows, tags) or self._is_leftover(rows, partition, tags["of"])
 
     def consumption(self, rows: Rows, partition: str, consumer: str) -> dict[str, int]:
         """Count the groups that are whole and free, and those under a claim."""

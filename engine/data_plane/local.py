@@ -3,9 +3,9 @@
 It serves `runtime: local`, virtual time and unit tests, and passes the contract suite.
 """
 
-import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import anyio
@@ -13,50 +13,21 @@ import torch
 from anyio.lowlevel import checkpoint
 
 from asyncrl.engine.data_plane.base import Claim, Column, Consumption, Holding, Partition
-from asyncrl.engine.data_plane.book import Book, column_row, column_row_tags, group_row_tags, repeats
-from asyncrl.engine.data_plane.codec import pack_row, unpack_row
+from asyncrl.engine.data_plane.book import Book
+from asyncrl.engine.data_plane.codec import pack_row
+from asyncrl.engine.data_plane.rows import (
+    already_there,
+    assemble,
+    claim_of,
+    column_row,
+    column_row_tags,
+    group_of,
+    group_row_tags,
+    repeats,
+    split_by_row,
+)
 from asyncrl.engine.errors import DataPlaneError, StoreFull
 from asyncrl.engine.records import GroupMeta
-from asyncrl.engine.records.keys import row_of
-
-
-def group_of(row_tags: Mapping[str, Any]) -> GroupMeta:
-    """Build a GroupMeta from the tags of its row."""
-    return GroupMeta(keys=tuple(row_tags["keys"]), tags=copy.deepcopy(row_tags["tags"]))
-
-
-def claim_of(reply: Mapping[str, Any], *, claim_id: str, partition: str, consumer: str, owner: str) -> Claim:
-    """Build a Claim from a book's reply."""
-    groups = tuple(map(group_of, reply["rows"].values()))
-    return Claim(claim_id, partition, consumer, owner, reply["fence"], groups)
-
-
-def assemble(
-    keys: Sequence[str], columns: Sequence[str], parts: Mapping[str, torch.Tensor], *, copy: bool = True
-) -> dict[str, list[Any]]:
-    """Order values out of packed rows (`parts`: row name to buffer) by `keys`; views of them without `copy`."""
-    found: dict[str, dict[str, Any]] = {column: {} for column in columns}
-    for name, buffer in parts.items():
-        row_keys, values = unpack_row(buffer, name, columns, copy=copy)
-        for column, column_values in values.items():
-            found[column].update(zip(row_keys, column_values, strict=True))
-    return {column: [found[column][key] for key in keys] for column in columns}
-
-
-def split_by_row(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Sort values by key into values by row and key."""
-    rows: dict[str, dict[str, Any]] = {}
-    for key, value in values.items():
-        rows.setdefault(row_of(key), {})[key] = value
-    return rows
-
-
-def already_there(name: str, partition: str, earlier: Mapping[str, Any]) -> DataPlaneError:
-    """Build the refusal of a row whose name is taken; the earlier row stays."""
-    return DataPlaneError(
-        f"{name} is already in {partition!r}, with keys {earlier.get('keys')}; a group is put once, "
-        "and a writer brings all its keys of a group in one write"
-    )
 
 
 class LocalPlane:
@@ -76,13 +47,13 @@ class LocalPlane:
         self._buffers: dict[str, dict[str, torch.Tensor]] = {}
 
     async def register(self, partition: Partition) -> None:
-        self._book.register(
-            partition.name,
-            {"size": partition.group_size, "columns": partition.columns, "consumers": partition.consumers},
-        )
+        self._book.register(partition.name, asdict(partition))
         self._partitions[partition.name] = partition
         self._tags.setdefault(partition.name, {})
         self._buffers.setdefault(partition.name, {})
+
+    async def partition(self, name: str) -> Partition:
+        return self._known(name)
 
     async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:
         self._known(partition).check_put(group, columns)
@@ -142,10 +113,10 @@ class LocalPlane:
     async def write(self, partition: str, column: str, values: Mapping[str, Any], *, writer: str) -> None:
         self._known(partition).check_write(column)
         await checkpoint()
-        self._book.locate(self._tags[partition], partition, list(values), ())
+        standing = self._book.standing(self._tags[partition], partition, list(values))
         for row, by_key in split_by_row(values).items():
             name = column_row(row, column, writer)
-            tags = column_row_tags(row, column, writer, list(by_key))
+            tags = column_row_tags(row, standing[row], column, writer, list(by_key))
             earlier = self._tags[partition].get(name)
             if earlier is not None and not repeats(earlier, tags):
                 raise already_there(name, partition, earlier)

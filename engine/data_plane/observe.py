@@ -96,6 +96,9 @@ class ObservedPlane:
     async def register(self, partition: Partition) -> None:
         await self._observe("register", partition.name, 0, self._plane.register(partition))
 
+    async def partition(self, name: str) -> Partition:
+        return await self._observe("partition", name, 0, self._plane.partition(name))
+
     async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:
         size = (group.size, payload_bytes(columns))
         await self._observe("put", partition, group.size, self._plane.put(partition, group, columns), lambda _: size)

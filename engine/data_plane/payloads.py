@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDict
 
-from asyncrl.engine.data_plane.book import repeats
 from asyncrl.engine.data_plane.gathered import Gathered
+from asyncrl.engine.data_plane.rows import repeats
 from asyncrl.engine.data_plane.shared_memory import SharedMemory
 from asyncrl.engine.errors import MissingRows, StoreFull
 
@@ -32,10 +32,16 @@ class Payloads(Protocol):
         """Return the bytes of `rows` by name; MissingRows if one is gone."""
 
     async def delete(self, partition: str, rows: Mapping[str, str]) -> None:
-        """Remove rows, also half put ones; those that are gone are passed over."""
+        """Remove rows, also half put ones; those that are gone, or put anew since, are passed over."""
 
     def close(self) -> None:
         """Release what this process owns."""
+
+
+def _of_these_puts(meta: Any, rows: Mapping[str, str]) -> Any:
+    """Leave out of TransferQueue's metadata the rows that another put made; a half put row has no tags yet."""
+    puts = {*rows.values(), None}
+    return meta.select_samples([at for at, tags in enumerate(meta.custom_meta) if tags.get("put") in puts])
 
 
 class InTransferQueue:
@@ -72,7 +78,9 @@ class InTransferQueue:
         return dict(zip(rows, buffers, strict=True))
 
     async def delete(self, partition: str, rows: Mapping[str, str]) -> None:
-        meta = await self._client.async_kv_retrieve_meta(keys=list(rows), partition_id=partition, create=False)
+        meta = _of_these_puts(
+            await self._client.async_kv_retrieve_meta(keys=list(rows), partition_id=partition, create=False), rows
+        )
         if meta.size:
             await self._client.async_clear_samples(meta)
 
@@ -108,7 +116,9 @@ class InSharedMemory:
         if partition in self._tag:
             # A call under way could name a row again that is removed here.
             await self._tag[partition].settled()
-        meta = await self._client.async_kv_retrieve_meta(keys=list(rows), partition_id=partition, create=False)
+        meta = _of_these_puts(
+            await self._client.async_kv_retrieve_meta(keys=list(rows), partition_id=partition, create=False), rows
+        )
         if meta.size:
             # Nothing of these rows is in TransferQueue's storage.
             await self._client._clear_meta_in_controller(meta)

@@ -42,6 +42,16 @@ def test_transfer_queue_starts_without_a_free_cpu_and_its_death_is_told_in_secon
     assert seen["second_start"] == "DataPlaneError"
 
 
+@pytest.mark.timeout(110)
+def test_storage_units_are_spread_evenly_over_the_nodes_of_the_cluster() -> None:
+    program = Path(__file__).with_name("two_nodes.py")
+    done = subprocess.run([sys.executable, program, "2"], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    nodes = json.loads(done.stdout.splitlines()[-1])
+    assert len(nodes) == 2
+    assert len(set(nodes.values())) == 2, nodes
+
+
 @pytest.mark.timeout(100)
 def test_an_attached_client_checks_its_puts_and_its_close_leaves_the_store_running(
     portal: BlockingPortal, ray_plane: TransferQueuePlane

@@ -60,6 +60,8 @@ async def main(rank, ranks, store):
     }))
 
 anyio.run(main, int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+# The threads of gloo's groups end before Python does, or the process may abort at its end.
+torch.distributed.destroy_process_group()
 """
 
 

@@ -74,7 +74,7 @@ def at_desk(
 
     async def main() -> Any:
         plane = LocalPlane(clock=virtual_clock)
-        await plane.register(Partition("train", 4, COLUMNS, ("trainer",)))
+        await plane.register(Partition("train", 4, (*COLUMNS, *(task.extras if task else ())), ("trainer",)))
         used = generator or FakeGenerator()
         collector = Collector(
             "collector0",
@@ -175,6 +175,22 @@ def test_a_score_that_raises_fails_its_sample_alone() -> None:
     assert group.statuses == ("finished", "failed", "finished", "finished")
     assert group.sample_tag("cause") == (None, "score_error", None, None)
     assert group.trainable_tokens == (2, 0, 2, 2)
+
+
+def test_a_score_without_a_declared_extra_fails_its_sample_alone() -> None:
+    class Seeing(FakeTask):
+        extras = ("image",)
+
+    def reward(prompt: int, index: int) -> Reward:
+        return Reward(1.0, extras={"image": torch.full((2,), index)} if index else {})
+
+    async def work(desk: Desk) -> tuple[GroupMeta, list[Any]]:
+        group = await one_group(desk)
+        return group, (await desk.plane.read("train", group.keys, ["image"]))["image"]
+
+    group, images = at_desk(work, task=Seeing(reward=reward))
+    assert group.statuses == ("failed", "finished", "finished", "finished")
+    assert [image.tolist() for image in images] == [[], [1, 1], [2, 2], [3, 3]]
 
 
 def test_async_scores_run_together_and_fail_alone() -> None:

@@ -32,6 +32,12 @@ class Twice(Empty):
         return [Prompt(7, "a")] * self._times
 
 
+class Odd(Twice):
+    def __init__(self, extras: object) -> None:
+        super().__init__(1)
+        self.extras = extras  # type: ignore[assignment]
+
+
 class NoTask:
     pass
 
@@ -39,7 +45,7 @@ class NoTask:
 @pytest.fixture(autouse=True)
 def _module() -> None:
     module = ModuleType("tasks_under_test")
-    module.__dict__.update(Empty=Empty, Wordless=Wordless, Twice=Twice, NoTask=NoTask)
+    module.__dict__.update(Empty=Empty, Wordless=Wordless, Twice=Twice, Odd=Odd, NoTask=NoTask)
     sys.modules["tasks_under_test"] = module
 
 
@@ -80,6 +86,11 @@ def test_examples_for_the_warm_up_are_prompts_with_their_answers() -> None:
         ("tasks_under_test:Wordless", {}, "prompt 4 has no text"),
         ("tasks_under_test:Twice", {}, "ids repeat"),
         ("tasks_under_test:Twice", {"time": 1}, r"task.options \{'time': 1\}"),
+        ("tasks_under_test:Odd", {"extras": "image"}, "extras are 'image'; they must be a list of names"),
+        ("tasks_under_test:Odd", {"extras": ["image", "image"]}, "each once"),
+        ("tasks_under_test:Odd", {"extras": ["logprobs"]}, "extra cannot be called 'logprobs'"),
+        ("tasks_under_test:Odd", {"extras": ["attention_mask"]}, "extra cannot be called 'attention_mask'"),
+        ("tasks_under_test:Odd", {"extras": ["pixel values"]}, "must be an identifier"),
     ],
 )
 def test_a_task_that_cannot_work_is_refused(name: str, options: dict[str, object], message: str) -> None:
@@ -96,3 +107,8 @@ def test_a_part_of_a_reward_cannot_take_the_name_of_a_tag(name: str) -> None:
     """It would replace what the front end and the planner read."""
     with pytest.raises(ValueError, match=name):
         Reward(1.0, {name: 0.5})
+
+
+def test_extras_of_a_task_are_the_names_that_it_declares() -> None:
+    assert load_task("tasks_under_test:Odd", {"extras": ["pixel_values"]}).extras == ["pixel_values"]
+    assert load_task("echo", {}).extras == ()

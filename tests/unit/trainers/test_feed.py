@@ -21,14 +21,14 @@ class SlowFetch:
         self.running = 0
         self.most = 0
 
-    async def read(self, keys: Sequence[str], columns: Sequence[str], extras: Sequence[str] = ()) -> dict[str, Any]:
+    async def read(self, keys: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
         self.began.append((anyio.current_time(), tuple(keys)))
         self.running += 1
         self.most = max(self.most, self.running)
         try:
             await anyio.sleep(1)
             self.fail(keys)
-            return {name: [f"{name}/{key}" for key in keys] for name in (*columns, *extras)}
+            return {name: [f"{name}/{key}" for key in keys] for name in columns}
         finally:
             self.running -= 1
 
@@ -69,7 +69,7 @@ def test_a_group_is_read_once_with_all_keys_that_will_be_needed() -> None:
     plan = batches("p0_g0 p1_g0", "p0_g1", "p0_g0 p2_g1 p2_g1", "p1_g0")
 
     async def main() -> list[Any]:
-        async with feed(fetch, plan, columns=["a"], extras=["b"]) as fed:
+        async with feed(fetch, plan, columns=["a", "b"]) as fed:
             return [await fed.receive() for _ in plan]
 
     found = run_virtual(main)

@@ -23,7 +23,6 @@ COLUMNS: dict[str, list[Any]] = {
     "tokens": [torch.arange(n, dtype=torch.int32) for n in (3, 0, 5)],
     "half": [torch.full((2, n), -0.5, dtype=torch.bfloat16) for n in (1, 2, 0)],
     "flag": [torch.tensor(i == 1) for i in range(3)],
-    "note": ["a", None, {"b": 1}],
 }
 
 
@@ -59,9 +58,7 @@ class Counting(LocalPlane):
         return await super().read(partition, keys, columns)
 
 
-def read_by_all(
-    policy: Policy, count: int, *, keys: Sequence[str] = KEYS, extras: Sequence[str] = ()
-) -> tuple[int, list[Values | Exception]]:
+def read_by_all(policy: Policy, count: int, *, keys: Sequence[str] = KEYS) -> tuple[int, list[Values | Exception]]:
     """Have `count` siblings read; return how often the plane was asked, and what each got."""
 
     async def main() -> tuple[int, list[Values | Exception]]:
@@ -74,7 +71,7 @@ def read_by_all(
             siblings = InProcessSiblings(post, index) if count > 1 else OnlyChild()
             try:
                 fetch = fetch_for(policy, plane, "train", siblings=siblings)
-                got[index] = await fetch.read(keys, ["tokens", "half", "flag"], extras)
+                got[index] = await fetch.read(keys, ["tokens", "half", "flag"])
             except DataPlaneError as error:
                 got[index] = error
 
@@ -102,12 +99,6 @@ def test_every_sibling_has_the_rows_and_the_leader_alone_reads_them(policy: Poli
             for value, expected in zip(column, COLUMNS[name], strict=True):
                 assert (value.dtype, value.shape) == (expected.dtype, expected.shape)
                 assert torch.equal(value, expected)
-
-
-@pytest.mark.parametrize("policy", ["independent", "leader"])
-def test_tensor_extras_ride_along_and_others_do_not(policy: Policy) -> None:
-    _, got = read_by_all(policy, 2, extras=["note"])
-    assert [list(values) for values in got if isinstance(values, dict)] == [["tokens", "half", "flag"]] * 2
 
 
 def test_a_read_that_fails_fails_on_every_sibling() -> None:

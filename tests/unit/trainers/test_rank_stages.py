@@ -20,6 +20,7 @@ from asyncrl.engine.records.work import RankWork, Stage
 from asyncrl.engine.testing.virtual_time import run_virtual
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.trainers.backends.base import Rows
+from asyncrl.trainers.extras import extras_of
 from asyncrl.trainers.fetch import Policy
 from asyncrl.trainers.rank import TrainerRank
 from asyncrl.trainers.reducer import Alone
@@ -74,7 +75,7 @@ async def build(
         LOGPROBS: [torch.tensor([-1.0, -2.0], dtype=torch.float64), torch.tensor([-0.5], dtype=torch.float64)],
         **EXTRAS,
     }
-    await plane.register(Partition("train", 2, tuple(columns), ("trainer",)))
+    await plane.register(Partition("train", 2, tuple(columns), ("trainer",), ("caption",)))
     await plane.put("train", GroupMeta(KEYS, {VERSION: 0, GROUP: 0}), columns)
     accumulate, logprobs = backend.accumulate, backend.logprobs
 
@@ -104,7 +105,7 @@ async def build(
         learning_rate=1e-3,
         siblings=siblings,
         fetch_policy=policy,
-        extras=tuple(EXTRAS),
+        extras=extras_of(await plane.partition("train")),
         least_step_s=least_step_s,
     )
     return Scene(plane, rank, rows)
@@ -146,7 +147,7 @@ def test_the_one_leader_writes_back_whoever_fetches(
 def test_a_stage_reads_the_columns_it_needs_and_tensor_extras(
     causal_mean: Any, make_backend: Callable[..., Any], stage: Stage, columns: tuple[str, ...]
 ) -> None:
-    """Multimodal columns ride along unasked; those of other objects do not reach the backend."""
+    """Multimodal columns ride along unasked; those of other objects are not even read."""
 
     async def main() -> Scene:
         scene = await build(make_backend(causal_mean, reference_kl=0.1))
@@ -154,7 +155,7 @@ def test_a_stage_reads_the_columns_it_needs_and_tensor_extras(
         return scene
 
     scene = run_virtual(main)
-    assert scene.plane.asked == [(*columns, *EXTRAS)]
+    assert scene.plane.asked == [(*columns, "pixels")]
     (rows,) = scene.rows
     assert list(rows.extras) == ["pixels"]
     assert [value.tolist() for value in rows.extras["pixels"]] == [v.tolist() for v in EXTRAS["pixels"]]

@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from asyncrl.engine.data_plane.book import Book, group_row_tags
+from asyncrl.engine.data_plane.book import Book
+from asyncrl.engine.data_plane.rows import group_row_tags
 from asyncrl.engine.errors import ClaimLost
 from asyncrl.engine.records.keys import row_of, sample_keys
 

@@ -16,7 +16,7 @@ from asyncrl.engine.testing.virtual_time import run_virtual
 
 async def _plane() -> LocalPlane:
     plane = LocalPlane()
-    await plane.register(Partition("train", 2, ("tokens", "note"), ("trainer",)))
+    await plane.register(Partition("train", 2, ("tokens", "note"), ("trainer",), ("note",)))
     return plane
 
 
