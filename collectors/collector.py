@@ -48,6 +48,10 @@ class ScoringFailed(AsyncRLError, RuntimeError):
     """No sample of a group could be scored; the first error is its cause."""
 
 
+class BadLogprobs(AsyncRLError, ValueError):
+    """A completion lacks a finite log-probability for each of its tokens."""
+
+
 class Collector:
     """One generator's worth of collection. `run` owns everything that `grant` starts."""
 
@@ -189,18 +193,24 @@ class Collector:
                 temperature=self._temperature,
             )
         )
-        outcomes = await self._score(grant, completions)
+        outcomes = [
+            BadLogprobs(completion.fault) if completion.fault else outcome
+            for completion, outcome in zip(completions, await self._score(grant, completions), strict=True)
+        ]
         first = next((outcome for outcome in outcomes if isinstance(outcome, Exception)), None)
         if first is not None and not any(isinstance(outcome, Reward) for outcome in outcomes):
+            if isinstance(first, BadLogprobs):
+                raise first
             raise ScoringFailed(f"all {grant.size} samples of group {grant.group} failed to score") from first
         statuses, causes = [], []
         for completion, outcome in zip(completions, outcomes, strict=True):
             scored = isinstance(outcome, Reward)
             ended = tag.FINISHED if completion.finished else tag.TRUNCATED
             statuses.append(ended if scored else tag.FAILED)
-            causes.append(None if scored else "score_error")
+            cause = "bad_logprobs" if isinstance(outcome, BadLogprobs) else "score_error"
+            causes.append(None if scored else cause)
             if isinstance(outcome, Exception):
-                log.warning("scoring failed", group=grant.group, error=repr(outcome))
+                log.warning("sample failed", group=grant.group, cause=cause, error=repr(outcome))
         # A failed sample keeps its place and its key, and has no response: nothing of it can be trained.
         kept = [
             c if status != tag.FAILED else Completion((), (), (), False)

@@ -1,5 +1,6 @@
 """What a collector asks of a generator."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -28,6 +29,14 @@ class Completion:
     logprobs: tuple[float, ...]
     spans: tuple[tuple[int, int, int], ...]
     finished: bool
+
+    @property
+    def fault(self) -> str | None:
+        """Say what makes it unfit for training: a token without a log-probability, or one that is not finite."""
+        if len(self.logprobs) != len(self.token_ids):
+            return f"{len(self.token_ids)} tokens and {len(self.logprobs)} log-probabilities"
+        odd = next((at for at, value in enumerate(self.logprobs) if not math.isfinite(value)), None)
+        return None if odd is None else f"the log-probability of token {odd} is {self.logprobs[odd]}"
 
 
 class Generator(Protocol):

@@ -1,8 +1,9 @@
 """The collector around a fake generator: seeds, scores, tags, refused puts, versions."""
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anyio
@@ -175,6 +176,43 @@ def test_a_score_that_raises_fails_its_sample_alone() -> None:
     assert group.statuses == ("finished", "failed", "finished", "finished")
     assert group.sample_tag("cause") == (None, "score_error", None, None)
     assert group.trainable_tokens == (2, 0, 2, 2)
+
+
+class OddLogprobs(FakeGenerator):
+    """Replaces the log-probabilities of the samples in `odd`."""
+
+    odd: dict[int, tuple[float, ...]]
+
+    async def generate(self, request: GroupRequest) -> Sequence[Completion]:
+        completions = await super().generate(request)
+        return [replace(c, logprobs=self.odd.get(i, c.logprobs)) for i, c in enumerate(completions)]
+
+
+def odd_generator(odd: dict[int, tuple[float, ...]]) -> OddLogprobs:
+    generator = OddLogprobs()
+    generator.odd = odd
+    return generator
+
+
+def test_a_completion_whose_logprobs_are_not_finite_or_too_few_fails_alone() -> None:
+    """G7, invariant 10: such numbers reach no loss, and the rewards beside them count on."""
+    odd = {0: (-0.5, math.nan), 1: (-math.inf, -0.5), 3: (-0.5,)}
+    group = at_desk(one_group, generator=odd_generator(odd))
+    assert group.statuses == ("failed", "failed", "finished", "failed")
+    assert group.sample_tag("cause") == ("bad_logprobs", "bad_logprobs", None, "bad_logprobs")
+    assert [reward is None for reward in group.rewards] == [True, True, False, True]
+    assert group.trainable_tokens == (0, 0, 2, 0)
+
+
+def test_a_group_without_one_sound_completion_is_a_failure_that_says_why() -> None:
+    async def hear(desk: Desk) -> Message:
+        await desk.collector.grant([grant(0)])
+        return (await desk.hear(1))[0]
+
+    failure = at_desk(hear, generator=odd_generator(dict.fromkeys(range(4), (-0.5, math.nan))))
+    assert isinstance(failure, GroupFailure)
+    assert failure.reason == "generation_error"
+    assert "the log-probability of token 1 is nan" in failure.error
 
 
 def test_a_score_without_a_declared_extra_fails_its_sample_alone() -> None:
