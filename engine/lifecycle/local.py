@@ -34,10 +34,10 @@ async def local_world(config: RunConfig) -> AsyncIterator[World]:
         capacity_rows=config.data_plane.capacity_rows,
         lease_s=config.data_plane.lease_s,
     )
-    await plane.register(train_partition(config))
+    task = load_run_task(config)
+    await plane.register(train_partition(config, task.extras))
     transport = InProcess()
     meeting = Meeting(config.trainer.ranks, config.trainer.step_timeout_s)
-    task = load_run_task(config)
     collectors = [
         build_collector(config, i, model=collector_model(config, 0), plane=plane, transport=transport, offload=in_place)
         for i in range(config.collector.count)
@@ -51,6 +51,7 @@ async def local_world(config: RunConfig) -> AsyncIterator[World]:
             reducer=meeting.member(i),
             transport=transport,
             offload=in_place,
+            extras=task.extras,
         )
         for i in range(config.trainer.ranks)
     ]

@@ -1,6 +1,7 @@
 """Collectors and ranks from a configuration, the same in every world."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,16 @@ from asyncrl.engine.weights.base import WeightTransport
 from asyncrl.filters import build_chain
 from asyncrl.trainers.backends.torch_backend import TorchBackend
 from asyncrl.trainers.cost_model import CostModel
+from asyncrl.trainers.extras import check_takes
 from asyncrl.trainers.objective import Clip
 from asyncrl.trainers.peak import peak_flops
 from asyncrl.trainers.rank import TrainerRank
 from asyncrl.trainers.reducer import Reducer
 
 
-def train_partition(config: RunConfig) -> Partition:
-    return Partition(PARTITION, config.rollout.group_size, COLUMNS, (CONSUMER,))
+def train_partition(config: RunConfig, extras: Sequence[str] = ()) -> Partition:
+    """Return the partition of training groups; `extras` are the tensors that the run's task attaches."""
+    return Partition(PARTITION, config.rollout.group_size, (*COLUMNS, *extras), (CONSUMER,))
 
 
 def cost_model(config: RunConfig) -> CostModel:
@@ -134,8 +137,11 @@ def build_rank(
     reducer: Reducer,
     transport: WeightTransport,
     offload: Offload[Any],
+    extras: Sequence[str] = (),
 ) -> TrainerRank:
+    """Build a rank; ConfigError for an extra that the model does not take."""
     trainer = config.trainer
+    check_takes(model, extras)
     backend = TorchBackend(
         model,
         pad_id=load_tokenizer(config.model.path).pad_id,
@@ -162,6 +168,6 @@ def build_rank(
         learning_rate=trainer.learning_rate,
         least_step_s=trainer.least_step_s,
         fetch_policy=trainer.fetch_policy,
-        extras=[name for name in train_partition(config).columns if name not in COLUMNS],
+        extras=extras,
         peak_flops=peak_flops(_device_name(model), configured=trainer.peak_flops),
     )

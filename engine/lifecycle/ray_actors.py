@@ -12,9 +12,11 @@ import torch
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
+from asyncrl.engine.lifecycle.base import PARTITION
 from asyncrl.engine.lifecycle.parts import build_collector, build_rank, collector_model, rank_model
 from asyncrl.engine.offload import in_thread
 from asyncrl.engine.weights.ray_store import RayObjectStore
+from asyncrl.trainers.extras import extras_of
 from asyncrl.trainers.reducer import Alone, Gloo, Reducer
 
 
@@ -86,12 +88,14 @@ class RankActor(_RemoteActor):
                 nccl=nccl,
             )
             await gloo.join()
+        plane = await self._plane()
         self._served = build_rank(
             self._config,
             self._index,
             model=self._model,
-            plane=await self._plane(),
+            plane=plane,
             reducer=reducer,
             transport=RayObjectStore(),
             offload=in_thread,
+            extras=extras_of(await plane.partition(PARTITION)),
         )

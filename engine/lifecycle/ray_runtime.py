@@ -182,7 +182,7 @@ async def ray_world(config: RunConfig) -> AsyncIterator[World]:
                 )
                 stack.push_async_callback(plane.close)
                 log.info("TransferQueue started")
-                await plane.register(train_partition(config))
+                await plane.register(train_partition(config, task.extras))
                 async with anyio.create_task_group() as tasks:
                     for collector in collectors:
                         tasks.start_soon(partial(collector.connect, timeout_s=start_s))

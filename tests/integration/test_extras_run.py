@@ -1,0 +1,97 @@
+"""A run whose task attaches extras: a model that names them is given them, any other is refused at the start."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TASK = """
+import torch
+from asyncrl.collectors.tasks import Reward
+from asyncrl.collectors.tasks.digits import Echo
+
+
+class Seeing(Echo):
+    extras = ("pixel_values",)
+
+    def score(self, prompt, response):
+        pixels = torch.full((2, 3), float(prompt.id))
+        return Reward(len(response), extras={"pixel_values": pixels})
+"""
+MODEL = """
+import torch
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+WORDS = ["<unk>", "</s>", *"0123456789>"]
+
+
+class SeeingConfig(LlamaConfig):
+    model_type = "seeing_llama"
+
+
+class SeeingLlama(LlamaForCausalLM):
+    config_class = SeeingConfig
+    seen = 0
+
+    def forward(self, input_ids=None, pixel_values=None, **more):
+        if pixel_values is not None:
+            SeeingLlama.seen += 1
+            prompts = input_ids[0, more["position_ids"][0] == 0] if "position_ids" in more else input_ids[:, 0]
+            assert pixel_values.shape == (2 * len(prompts), 3), (pixel_values.shape, len(prompts))
+            assert torch.equal(pixel_values[::2, 0].long() + 2, prompts), (pixel_values, prompts)
+        return super().forward(input_ids=input_ids, **more)
+
+
+AutoConfig.register("seeing_llama", SeeingConfig)
+AutoModelForCausalLM.register(SeeingConfig, SeeingLlama)
+tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
+tokenizer.decoder = Fuse()
+PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>").save_pretrained("model")
+SeeingLlama(
+    SeeingConfig(
+        vocab_size=len(WORDS), hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, eos_token_id=1, bos_token_id=None, pad_token_id=None,
+    )
+).save_pretrained("model")
+"""
+RUN = """
+import sys
+from asyncrl.engine.cli import main
+
+sys.argv = [
+    "asyncrl", "train", "--runtime", "local", "--steps", "2", "--run-dir", "out", "--set", "task.name=seeing:Seeing",
+    "--set", "trainer.warm_up_steps=0", "--set", "trainer.ranks=2", "--set", "filters=[]",
+    "--set", "rollout.groups_per_step=4", "--set", "rollout.group_size=4", "--set", "trainer.reference_kl=0.01",
+    *sys.argv[1:],
+]
+try:
+    main()
+finally:
+    print("batches with pixels:", globals().get("SeeingLlama") and SeeingLlama.seen)
+"""
+
+
+def run(folder: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "seeing.py").write_text(TASK, encoding="utf-8")
+    command = [sys.executable, "-c", program, *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.parametrize("packed", ["true", "false"])
+def test_every_rank_hands_the_model_the_extras_of_its_own_samples(tmp_path: Path, packed: str) -> None:
+    done = run(tmp_path, MODEL + RUN, "--set", "model.path=model", "--set", f"trainer.packed={packed}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.rpartition("batches with pixels: ")[2]) >= 2 * 2 * 2
+
+
+def test_a_model_that_does_not_take_an_extra_ends_the_run_before_its_first_step(tmp_path: Path) -> None:
+    done = run(tmp_path, RUN)
+    assert done.returncode == 1
+    assert "'pixel_values', which LlamaForCausalLM.forward does not take" in done.stderr
+    assert '"type":"dispatch"' not in (tmp_path / "out" / "events.jsonl").read_text(encoding="utf-8")
