@@ -22,6 +22,8 @@ async def main(rank, ranks, store):
     print(json.dumps([on_gpu.tolist(), on_cpu.tolist()]))
 
 anyio.run(main, int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+# Its threads end before Python does, or the process may abort at its end.
+torch.distributed.destroy_process_group()
 """
 
 

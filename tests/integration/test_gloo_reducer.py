@@ -23,6 +23,8 @@ async def main(rank, ranks, store, timeout_s):
     print(json.dumps(totals))
 
 anyio.run(main, int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]))
+# Its threads end before Python does, or the process may abort at its end.
+torch.distributed.destroy_process_group()
 """
 
 
