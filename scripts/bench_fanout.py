@@ -8,7 +8,10 @@ lower bound on micro-batches, rounded up to a multiple of the ranks, would reach
 cost over the mean: tokens, and with `_flops` a linear and a quadratic term. With `_groups`, samples of a group are
 kept together, as in a run: `reads_a_group_*` is by how many ranks a group is read, `_apart` without. `*_seeds` are of
 so many other lengths. A case counts as lost (`peer_*_better`) if the peer's gains in fill and balance add up to more
-than a thousandth, and `_strict` if to anything. A peer that cannot be installed is null.
+than a thousandth, and `_strict` if to anything. Ratios of the data plane are those of `bench_plane.py`.
+
+The peers are installed by pip, without dependencies, into a folder that is thrown away, or taken from `--peers`; one
+that cannot be had is null, and a line on stderr says why. All of it takes five to ten minutes.
 """
 
 import argparse
@@ -33,6 +36,7 @@ from asyncrl.trainers.cost_model import CostModel
 from asyncrl.trainers.fan_out import plan_batch
 
 PEERS = ("verl==0.9.1", "areal==1.0.4")
+HOW = f"pip install --no-deps --target FOLDER {' '.join(PEERS)}, and then --peers FOLDER"
 CAPACITY = 16_384
 ODDS = 1e-3
 """A peer's plan counts as better if its gains in fill and balance add up to more than this (`_strict`: to anything)."""
@@ -133,8 +137,8 @@ def ours(lengths: Sequence[int], ranks: int, *, name: str, runs: int, seed: int)
     }
 
 
-def over_seeds(count: int, ranks: int, *, name: str, seeds: range) -> dict[str, float]:
-    """Plan other lengths, with and without groups: median and worst time, and how often the bound is missed."""
+def over_seeds(count: int, ranks: int, *, name: str, seeds: range, runs: int) -> dict[str, float]:
+    """Plan other lengths, with and without groups: median and worst of their medians, how often the bound is missed."""
     out: dict[str, float] = {}
     for grouped in (False, True):
         times, missed, worst = [], 0, 0.0
@@ -142,9 +146,9 @@ def over_seeds(count: int, ranks: int, *, name: str, seeds: range) -> dict[str, 
             lengths = log_normal(count, seed)
             batch = as_batch(lengths, seed)
             groups = {key: key.rpartition("_")[0] for key in batch} if grouped else None
-            start = time.process_time()
-            plan = plan_batch(batch, ranks=ranks, budget_tokens=CAPACITY, groups=groups)
-            times.append(1000 * (time.process_time() - start))
+            options = {"ranks": ranks, "budget_tokens": CAPACITY, "groups": groups}
+            _, median, plan = timed(lambda b=batch, o=options: plan_batch(b, **o), runs)
+            times.append(median)
             found = quality(sizes_of(plan, batch), CAPACITY)
             missed += found.bins > multiple(-(-sum(lengths) // CAPACITY), ranks)
             worst = max(worst, found.imbalance)
@@ -189,13 +193,13 @@ def stand_in(name: str, **contents: object) -> ModuleType:
     return module
 
 
-def install(requirement: str, folder: Path) -> bool:
+def install(folder: Path) -> None:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--retries", "1", "--target"]
-    try:
-        done = subprocess.run([*command, str(folder), requirement], capture_output=True, timeout=240, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
+    for requirement in PEERS:
+        try:
+            subprocess.run([*command, str(folder), requirement], capture_output=True, timeout=240, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            print(f"{requirement}: {error}", file=sys.stderr)
 
 
 def load_verl(folder: Path) -> Callable[[Sequence[int], int, int], Bins]:
@@ -260,12 +264,11 @@ def load_peers(folder: Path) -> dict[str, Callable[[Sequence[int], int, int], Bi
     peers: dict[str, Callable[[Sequence[int], int, int], Bins] | None] = {}
     for requirement in PEERS:
         name = requirement.partition("==")[0]
-        peers[name] = None
-        if install(requirement, folder):
-            try:
-                peers[name] = LOADERS[name](folder)
-            except (ImportError, OSError) as error:
-                print(f"{requirement}: {error}", file=sys.stderr)
+        try:
+            peers[name] = LOADERS[name](folder)
+        except (ImportError, OSError) as error:
+            peers[name] = None
+            print(f"without {name}: {error}. To have it: {HOW}", file=sys.stderr)
     return peers
 
 
@@ -340,12 +343,13 @@ def duel(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", type=int, default=1000, help="random cases against the peers")
+    parser.add_argument("--cases", type=int, default=10_000, help="random cases against the peers")
     parser.add_argument("--seed", type=int, default=0, help="of the lengths and of the random cases")
-    parser.add_argument("--seeds", type=int, default=40, help="other lengths that 16,384 samples are drawn with")
+    parser.add_argument("--seeds", type=int, default=30, help="other lengths that 512 and 16,384 samples have")
     parser.add_argument("--runs", type=int, default=9, help="of each plan of ours; the best one counts")
-    parser.add_argument("--no-peers", action="store_true", help="install nothing")
-    parser.add_argument("--plane", action="store_true", help="run bench_plane.py too, for its ratios")
+    parser.add_argument("--peers", type=Path, help="folder with the peers, instead of installing them")
+    parser.add_argument("--no-peers", action="store_true", help="neither install nor compare")
+    parser.add_argument("--no-plane", action="store_true", help="do without bench_plane.py, which needs Ray")
     options = parser.parse_args()
     figures: dict[str, Any] = {}
     runs = [("64", 64, 8), ("512", 512, 16), ("16384", 16_384, 16), ("262144", 262_144, 512)]
@@ -354,14 +358,18 @@ def main() -> None:
         repeats = options.runs if count < 100_000 else 2
         figures |= ours(lengths, ranks, name=name, runs=repeats, seed=options.seed)
     figures |= {short: figures[f"{short}_16384"] for short in ("bins", "lower_bound", "fill", "imbalance")}
-    figures |= over_seeds(16_384, 16, name="16384", seeds=range(options.seed, options.seed + options.seeds))
+    seeds = range(options.seed, options.seed + options.seeds)
+    for name, count in (("512", 512), ("16384", 16_384)):
+        figures |= over_seeds(count, 16, name=name, seeds=seeds, runs=options.runs)
     with tempfile.TemporaryDirectory() as folder:
-        peers = dict.fromkeys(LOADERS) if options.no_peers else load_peers(Path(folder))
+        if options.peers is None and not options.no_peers:
+            install(Path(folder))
+        peers = dict.fromkeys(LOADERS) if options.no_peers else load_peers(options.peers or Path(folder))
         shared = [(name, log_normal(count, options.seed), ranks) for name, count, ranks in runs[1:3]]
         for name, peer in peers.items():
             figures |= peer_figures(name, peer, shared)
         figures |= duel(peers, options.cases, seed=options.seed)
-    figures |= plane_ratios() if options.plane else {}
+    figures |= {} if options.no_plane else plane_ratios()
     print(json.dumps(figures))
 
 

@@ -12,14 +12,12 @@ from random import Random
 import numpy as np
 
 from asyncrl.trainers.exchange import exchange
-from asyncrl.trainers.swaps import GAIN, Floats, Ints, Things, even_out, swap
+from asyncrl.trainers.swaps import GAIN, Floats, Ints, Things, ascending, even_out, swap
 
 CLOSE = 1e-6
 """Stop swapping samples once the heaviest rank is within this share of the mean."""
-CLOSE_BY_BINS = 1e-3
-"""Stop swapping whole bins, if samples can be swapped afterwards."""
-MANY = 4096
-"""More things than these are even enough after single swaps."""
+MOVABLE = 256
+"""As many samples a rank are enough to choose swaps from."""
 TRIES, MOST = 3, 64
 """Double swaps for each rank, and in all."""
 FEW, SOME = 256, 1024
@@ -29,7 +27,7 @@ KICKED = 192
 SWAPS_A_KICK = 4
 EVEN = 1e-5
 """Good enough: within this share of the mean."""
-COUNTS = 1e7
+COUNTS = 1e6
 """Whole costs below this, like tokens, are worth being even to the last one."""
 
 
@@ -68,15 +66,13 @@ def attainable(costs: Floats, *, ranks: int, each: int) -> float:
     return max(even, forced * (1 + CLOSE))
 
 
-def swap_bins(rank: Ints, costs: Floats, *, ranks: int, close: float = CLOSE, rounds: int | None = None) -> Ints:
+def swap_bins(rank: Ints, costs: Floats, *, ranks: int) -> Ints:
     """Return the rank of each bin after swaps of whole bins."""
     nothing = np.zeros(len(rank), np.int64)
     things = Things(rank.copy(), costs, nothing, nothing, np.zeros(1, np.int64), np.zeros(1, np.int64), len(rank))
     loads = totals(rank, costs, hands=ranks)
-    if rounds is None:
-        return _search(things, loads, bins=None, kicked=KICKED // ranks).rank
-    even_out(things, loads, bins=None, enough=loads.mean() * (1 + close), rounds=rounds)
-    return things.rank
+    enough = attainable(costs, ranks=ranks, each=len(costs) // ranks)
+    return _search(things, loads, bins=None, enough=enough, kicked=KICKED // ranks).rank
 
 
 def deal_samples(costs: Floats, hands: int, *, swaps: bool = False) -> Ints:
@@ -102,19 +98,25 @@ def swap_samples(
     Stops once no rank is over the mean by more than the `tolerance`, if there is one.
     """
     none = np.zeros(ranks, np.int64)
+    some = slice(None, None, -(-len(bins) // max(SOME, MOVABLE * ranks)))
     things = Things(
-        rank=np.concatenate([rank[bins], np.arange(ranks)]),
-        cost=np.concatenate([costs, none]),
-        size=np.concatenate([sizes, none]),
-        bin=np.concatenate([bins, none]),
+        rank=np.concatenate([rank[bins[some]], np.arange(ranks)]),
+        cost=np.concatenate([costs[some], none]),
+        size=np.concatenate([sizes[some], none]),
+        bin=np.concatenate([bins[some], none]),
         room=capacity - np.bincount(bins, weights=sizes, minlength=len(rank)).astype(np.int64),
         members=np.bincount(bins, minlength=len(rank)),
-        real=len(bins),
+        real=len(bins[some]),
     )
-    bins_of = np.argsort(rank, kind="stable").reshape(ranks, -1)
-    loads = totals(things.rank, things.cost, hands=ranks)
-    enough = None if tolerance is None else float(loads.mean()) * (1 + tolerance)
-    return _search(things, loads, bins=bins_of, enough=enough, kicked=kicked).bin[: things.real]
+    bins_of = ascending(rank).reshape(ranks, -1)
+    loads = totals(rank[bins], costs, hands=ranks)
+    if tolerance is None:
+        enough = attainable(costs, ranks=ranks, each=bins_of.shape[1])
+    else:
+        enough = float(loads.mean()) * (1 + tolerance)
+    moved = bins.copy()
+    moved[some] = _search(things, loads, bins=bins_of, enough=enough, kicked=kicked).bin[: things.real]
+    return moved
 
 
 def swap_freely(owner: Ints, costs: Floats, *, hands: int, enough: float | None = None, kicked: int = 0) -> Ints:
@@ -128,30 +130,26 @@ def swap_freely(owner: Ints, costs: Floats, *, hands: int, enough: float | None 
     nothing = np.zeros(len(home), np.int64)
     things = Things(home, np.concatenate([costs, none]), nothing, home.copy(), none, members, len(owner))
     loads = totals(owner, costs, hands=hands)
+    if enough is None:
+        enough = attainable(costs, ranks=hands, each=1)
     return _search(things, loads, bins=each[:, None], enough=enough, kicked=kicked).rank[: len(owner)]
 
 
-def _search(
-    things: Things, loads: Floats, *, bins: Ints | None, enough: float | None = None, kicked: int = 0
-) -> Things:
+def _search(things: Things, loads: Floats, *, bins: Ints | None, enough: float, kicked: int = 0) -> Things:
     """Even out; where that ends too early, swap two at a time; and if there are few, kick and try again."""
-    costs, ranks = things.cost[: things.real], len(loads)
-    each = bins.shape[1] if bins is not None else len(costs) // ranks
-    even = enough if enough is not None else attainable(costs, ranks=ranks, each=each)
-    even_out(things, loads, bins=bins, enough=max(even, loads.mean() * (1 + CLOSE)))
-    if things.real > MANY:
-        return things
+    ranks = len(loads)
+    even_out(things, loads, bins=bins, enough=max(enough, loads.mean() * (1 + CLOSE)))
     tries = min(MOST, TRIES * ranks)
-    exchange(things, loads, bins=bins, enough=even, tries=tries)
+    exchange(things, loads, bins=bins, enough=enough, tries=tries)
     random = Random(0)  # Its `random` alone is the same in every version, as a replayed plan must be.
     left = kicked if things.real <= SOME and ranks > 1 else 0
-    while left > 0 and loads.max() > even:
+    while left > 0 and loads.max() > enough:
         other, other_loads = things.copy(), loads.copy()
         for _ in range(SWAPS_A_KICK):
             x, y = np.array([[int(random.random() * things.real)] for _ in range(2)])
             if other.rank[x] != other.rank[y] and _fits(other, x, y):
                 swap(other, x, y, other_loads)
-        left -= 1 + exchange(other, other_loads, bins=bins, enough=even, tries=tries)
+        left -= 1 + exchange(other, other_loads, bins=bins, enough=enough, tries=tries)
         other_loads = totals(other.rank, other.cost, hands=ranks)
         if other_loads.max() < loads.max() * (1 - GAIN):
             things, loads = other, other_loads

@@ -5,8 +5,9 @@ micro-batches (in lockstep); none is over the budget; each key is planned once; 
 depend on the order in which keys arrived (ties go by key).
 """
 
-from collections.abc import Callable, Mapping
-from itertools import pairwise
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, get_args
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from asyncrl.engine.records import MicroBatch, Plan
 from asyncrl.trainers.layout import by_locality, in_lockstep, in_order, rank_by_rank, split_updates
 from asyncrl.trainers.samples import Layout, Samples
-from asyncrl.trainers.swaps import Floats, Ints
+from asyncrl.trainers.swaps import Floats, Ints, ascending
 
 Cost = Callable[[Ints], Floats] | Mapping[str, float]
 """What samples cost: a function of an array of their tokens (padded), or a number for each key."""
@@ -116,19 +117,19 @@ def _samples(
     if not (np.isfinite(costs).all() and (costs >= 0).all()):
         worst = sorted_keys[int(np.argmax(~(np.isfinite(costs) & (costs >= 0))))]
         raise ValueError(f"the cost of {worst} is not a finite number of at least 0")
-    group = None if groups is None else _numbered([groups[key] for key in keys])[order]
+    group = None if groups is None else _numbered(map(groups.__getitem__, keys), len(keys))[order]
     return Samples(sorted_keys, tokens, units, costs, group)
 
 
-def _numbered(names: list[str]) -> Ints:
-    number = dict(zip(dict.fromkeys(names), range(len(names)), strict=False))
-    return np.fromiter(map(number.__getitem__, names), np.int64, len(names))
+def _numbered(names: Iterable[str], count: int) -> Ints:
+    number = defaultdict[str, int](itertools.count().__next__)
+    return np.fromiter(map(number.__getitem__, names), np.int64, count)
 
 
 def _batches(samples: Samples, layout: Layout) -> list[MicroBatch]:
     """Return the micro-batch of each bin, its keys in order."""
     count = len(layout.ranks)
-    by_bin = np.argsort(layout.bins, kind="stable")
+    by_bin = ascending(layout.bins)
     names = tuple(samples.keys[by_bin].tolist())
     tokens = np.bincount(layout.bins, weights=samples.tokens, minlength=count).astype(np.int64).tolist()
     costs = np.bincount(layout.bins, weights=samples.costs, minlength=count).tolist()
@@ -137,7 +138,7 @@ def _batches(samples: Samples, layout: Layout) -> list[MicroBatch]:
     filler = MicroBatch((samples.keys[at],), int(samples.tokens[at]), True, float(samples.costs[at]))
     return [
         MicroBatch(names[start:end], total, False, cost) if end > start else filler
-        for (start, end), total, cost in zip(pairwise([0, *ends]), tokens, costs, strict=True)
+        for (start, end), total, cost in zip(itertools.pairwise([0, *ends]), tokens, costs, strict=True)
     ]
 
 

@@ -6,7 +6,6 @@ Invariant: no bin is over the capacity, and in lockstep every rank has equally m
 import numpy as np
 
 from asyncrl.trainers.dealing import (
-    CLOSE_BY_BINS,
     FEW,
     KICKED,
     SOME,
@@ -23,6 +22,9 @@ from asyncrl.trainers.samples import Layout, Samples
 from asyncrl.trainers.search import searched
 from asyncrl.trainers.swaps import Ints
 
+CLOSE_ENOUGH = 1e-4
+"""More than some samples are not looked at further, if the heaviest rank is within this share of what is attainable."""
+
 
 def in_lockstep(samples: Samples, *, ranks: int, capacity: int) -> Layout:
     """Pack into the fewest bins of a multiple of `ranks`, and even the ranks out."""
@@ -34,10 +36,11 @@ def in_lockstep(samples: Samples, *, ranks: int, capacity: int) -> Layout:
     rank = deal(costs, ranks=ranks)
     if count >= len(bins):
         return Layout(bins, swap_bins(rank, costs, ranks=ranks))
-    rank = swap_bins(rank, costs, ranks=ranks, close=CLOSE_BY_BINS, rounds=6)
     layout = Layout(bins, rank).evened_out(samples, ranks=ranks, capacity=capacity)
     enough = attainable(samples.costs, ranks=ranks, each=count // ranks)
-    if len(bins) > SOME or layout.heaviest(samples) <= enough:
+    if len(bins) > SOME:
+        enough *= 1 + CLOSE_ENOUGH
+    if layout.heaviest(samples) <= enough:
         return layout
     if len(bins) > FEW:
         layout = layout.bins_swapped(samples, ranks=ranks)

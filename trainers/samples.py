@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.trainers.dealing import swap_bins, swap_samples, totals
-from asyncrl.trainers.swaps import Floats, Ints
+from asyncrl.trainers.swaps import Floats, Ints, ascending
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Samples:
 
     @property
     def longest_first(self) -> Ints:
-        return np.argsort(-self.units, kind="stable")
+        return ascending(self.units.max() - self.units)
 
     @property
     def shortest(self) -> int:

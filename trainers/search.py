@@ -1,10 +1,12 @@
 """For few samples: other ways to balance them, which cost too much for many."""
 
+from collections.abc import Iterator
 from random import Random
 
 import numpy as np
 
 from asyncrl.trainers.dealing import KICKED, deal_samples, swap_freely, totals
+from asyncrl.trainers.differencing import deal_by_differences
 from asyncrl.trainers.packing import pack_simply
 from asyncrl.trainers.repartition import MOST, subsets_near
 from asyncrl.trainers.samples import Layout, Samples
@@ -12,10 +14,8 @@ from asyncrl.trainers.swaps import GAIN, Ints
 
 WAYS, SHUFFLED = 16, 4
 """Ways to balance first, for two ranks; swaps of samples from way to way."""
-DEALS = 3
-"""Pairs whose samples are dealt anew, for each rank."""
-SUBSETS = 8
-"""Deals of a pair that are tried, the most even first."""
+DEALS, SUBSETS = 160, 32
+"""Deals that are tried, in all and of the samples of one pair of ranks, the most even first."""
 
 
 def searched(layout: Layout, samples: Samples, *, ranks: int, capacity: int, enough: float) -> Layout:
@@ -33,20 +33,28 @@ def searched(layout: Layout, samples: Samples, *, ranks: int, capacity: int, eno
 def balanced_first(samples: Samples, *, ranks: int, capacity: int, each: int, enough: float) -> Layout | None:
     """Balance samples over ranks and then pack each rank's into `each` micro-batches; None if that never fits."""
     best: tuple[float, Layout] | None = None
-    dealt = deal_samples(samples.costs, ranks)
-    random = Random(0)  # Its `random` alone is the same in every version, as a replayed plan must be.
-    for _ in range(max(2, 4 * WAYS // ranks**2)):
-        rank = swap_freely(dealt, samples.costs, hands=ranks)
+    for rank in _ways(samples, ranks):
         heaviest = float(totals(rank, samples.costs, hands=ranks).max())
         bins = _packed_by_rank(samples, rank, ranks=ranks, capacity=capacity, each=each)
         if bins is not None and (best is None or heaviest < best[0]):
             best = heaviest, Layout(bins, np.repeat(np.arange(ranks), each))
         if best is not None and best[0] <= enough:
             break
+    return None if best is None else best[1]
+
+
+def _ways(samples: Samples, ranks: int) -> Iterator[Ints]:
+    """Yield deals of the samples to ranks without regard to room: by differences, and longest first with swaps."""
+    dealt = deal_by_differences(samples.costs, ranks=ranks)
+    yield dealt
+    yield swap_freely(dealt, samples.costs, hands=ranks)
+    dealt = deal_samples(samples.costs, ranks)
+    random = Random(0)  # Its `random` alone is the same in every version, as a replayed plan must be.
+    for _ in range(max(2, 4 * WAYS // ranks**2)):
+        yield swap_freely(dealt, samples.costs, hands=ranks)
         for _ in range(SHUFFLED):
             one, other = (int(random.random() * len(dealt)) for _ in range(2))
             dealt[[one, other]] = dealt[[other, one]]
-    return None if best is None else best[1]
 
 
 def _packed_by_rank(samples: Samples, rank: Ints, *, ranks: int, capacity: int, each: int) -> Ints | None:
@@ -67,10 +75,10 @@ def dealt_anew(layout: Layout, samples: Samples, *, ranks: int, capacity: int, e
     place = np.argsort(layout.ranks, kind="stable")
     bins, rank = layout.bins.copy(), layout.ranks[layout.bins]
     loads = totals(rank, samples.costs, hands=ranks)
-    tries = DEALS * ranks
+    left = DEALS
     lightest = 0
-    while tries and lightest < ranks - 1 and loads.max() > enough:
-        tries -= 1
+    while left > 0 and lightest < ranks - 1 and loads.max() > enough:
+        left -= 1
         order = np.argsort(loads, kind="stable")
         heavy, light = int(order[-1]), int(order[lightest])
         lightest += 1
@@ -83,6 +91,7 @@ def dealt_anew(layout: Layout, samples: Samples, *, ranks: int, capacity: int, e
             sums = float(costs[mask].sum()), float(costs[~mask].sum())
             if max(sums) >= loads[heavy] * (1 - GAIN):
                 break
+            left -= 1
             one, other = both[mask], both[~mask]
             if min(len(one), len(other)) < each:
                 continue

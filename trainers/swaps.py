@@ -41,43 +41,33 @@ class Things:
 
 
 def even_out(things: Things, loads: Floats, *, bins: Ints | None, enough: float, rounds: int = 8) -> None:
-    """Swap in place until no rank costs more than `enough`, the heaviest gains with no other, or the rounds are over.
+    """Swap in place until no rank costs more than `enough`, the heaviest gains nothing, or the rounds are over.
 
     `bins` are those of each rank.
     """
     ranks = len(loads)
     half, mean = ranks // 2, loads.mean()
     by_cost = np.argsort(things.cost, kind="stable")
-    stuck = 0
     for turn in range(rounds):
-        if stuck >= 2 * half or loads.max() <= enough:
+        if loads.max() <= enough:
             return
         if bins is not None:
             things.bin[things.real :] = bins[np.arange(ranks), things.room[bins].argmax(1)]
         order = np.argsort(-loads, kind="stable")
-        partner = _pairs(order, stuck)
+        partner = np.full(ranks, -1)
+        partner[order[:half]] = order[::-1][:half]
         x, y, gain = _best_swaps(things, by_cost, partner, loads, turn)
         kept = gain > GAIN * mean
-        stuck = 0 if (things.rank[x[kept]] == order[0]).any() else stuck + 1
+        is_stuck = not (things.rank[x[kept]] == order[0]).any()
         swap(things, x[kept], y[kept], loads)
-
-
-def _pairs(order: Ints, stuck: int) -> Ints:
-    """Return the lighter partner of each rank, -1 for none; others as long as the heaviest is stuck."""
-    half = len(order) // 2
-    heavy, light = order[:half], order[::-1][:half]
-    if stuck >= half:
-        heavy, light = order[: 2 * half : 2], order[1::2][::-1]
-    partner = np.full(len(order), -1)
-    shift = stuck % half
-    partner[heavy] = np.concatenate([light[shift:], light[:shift]])
-    return partner
+        if is_stuck:
+            return
 
 
 def _best_swaps(things: Things, by_cost: Ints, partner: Ints, loads: Floats, turn: int) -> tuple[Ints, Ints, Floats]:
     """For each rank with a partner: a thing of its, one of the partner's, and how much closer a swap brings them."""
     rank, cost, size, home = things.rank, things.cost, things.size, things.bin
-    order = by_cost[np.argsort(rank[by_cost].astype(np.int16), kind="stable")]
+    order = by_cost[ascending(rank[by_cost])]
     members = np.bincount(rank, minlength=len(partner))
     ends = members.cumsum()
     stride = -(-len(order) // max(2 * LOOKED_AT, 32 * len(partner)))
@@ -104,6 +94,11 @@ def _best_swaps(things: Things, by_cost: Ints, partner: Ints, loads: Floats, tur
     row = np.lexsort((-gain, mine))
     row = row[_firsts(mine[row])]
     return x[row], y[row, column[row]], gain[row]
+
+
+def ascending(numbers: Ints) -> Ints:
+    """Return the order of numbers of at least 0, equal ones as they come; numpy sorts 16 bits by radix, far faster."""
+    return np.argsort(numbers.astype(np.uint16) if numbers.max(initial=0) < 2**16 else numbers, kind="stable")
 
 
 def _firsts(sorted_numbers: Ints) -> NDArray[np.bool_]:

@@ -6,9 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.trainers.dealing import attainable, deal_samples, swap_freely, swap_samples, totals
+from asyncrl.trainers.exchange import _fit_together
 from asyncrl.trainers.repartition import subset_sums, subsets_near
 from asyncrl.trainers.samples import Layout, Samples
 from asyncrl.trainers.search import dealt_anew
+from asyncrl.trainers.swaps import Things, ascending
 
 
 def test_two_swaps_do_what_no_swap_does() -> None:
@@ -19,6 +21,22 @@ def test_two_swaps_do_what_no_swap_does() -> None:
     sizes = costs.astype(np.int64)
     found = swap_samples(bins, rank, sizes=sizes, costs=costs, capacity=22, ranks=2)
     assert totals(rank[found], costs, hands=2).tolist() == [40, 40]
+
+
+def test_two_swaps_may_share_a_micro_batch_that_holds_them() -> None:
+    """The same with one bin a rank: together they take from it what they bring."""
+    costs = np.array([12.0, 6.0, 20.0, 13.0, 7.0, 22.0])
+    bins, rank = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 1])
+    found = swap_samples(bins, rank, sizes=costs.astype(np.int64), costs=costs, capacity=42, ranks=2)
+    assert totals(rank[found], costs, hands=2).tolist() == [40, 40]
+
+
+def test_a_rank_passes_on_what_it_cannot_give_to_any_that_lacks_something() -> None:
+    """Three ranks of 64, 64 and 63 exist; without passing on, 65 is left."""
+    costs = np.array([20.0, 7, 26, 31, 10, 6, 5, 2, 26, 36, 19, 4])
+    bins = np.arange(12)
+    found = swap_samples(bins, bins % 3, sizes=costs.astype(np.int64), costs=costs, capacity=40, ranks=3)
+    assert totals(found % 3, costs, hands=3).max() == 64
 
 
 @settings(deadline=None, max_examples=60)
@@ -32,6 +50,7 @@ def test_swaps_keep_budgets_and_bins_and_never_make_it_worse(
     capacity = int(np.bincount(bins, weights=size).max()) + spare
     before = totals(rank[bins], costs, hands=ranks).max()
     found = swap_samples(bins, rank, sizes=size, costs=costs, capacity=capacity, ranks=ranks, kicked=20)
+    assert bins.tolist() == (np.arange(len(sizes)) % (each * ranks)).tolist()
     assert np.bincount(found, weights=size).max() <= capacity
     assert len(set(found.tolist())) == len(set(bins.tolist()))
     assert totals(rank[found], costs, hands=ranks).max() <= before * (1 + 1e-12)
@@ -82,3 +101,32 @@ def test_a_deal_leaves_no_micro_batch_without_a_sample() -> None:
     samples = Samples(np.array(list("abcd"), dtype=object), sizes, sizes, sizes.astype(np.float64))
     layout = Layout(np.array([0, 1, 2, 3]), np.array([0, 0, 1, 1]))
     assert dealt_anew(layout, samples, ranks=2, capacity=12, enough=9.0).bins.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "together"),
+    [
+        ([0, 1], [3, 4], True),
+        ([0, 0], [3, 4], False),
+        ([0, 1], [3, 3], False),
+        ([0, 1], [5, 2], False),
+        ([0, 1], [8, 3], True),
+        ([0, 1], [8, 8], False),
+        ([0, 5], [3, 4], True),
+    ],
+)
+def test_two_swaps_fit_together_if_they_share_nothing_and_bins_hold_both(
+    x: list[int], y: list[int], together: bool
+) -> None:
+    """Bin 0: samples 0 and 1 of 4; bin 1: 2 to 5, of 4, 4, 4 and 9, with room for 5. 8 stands for bin 1's room."""
+    size = np.array([4, 4, 4, 4, 4, 9, 1, 0, 0])
+    home = np.array([0, 0, 1, 1, 1, 1, 2, 0, 1])
+    things = Things(home, size.astype(np.float64), size, home, np.array([4, 5, 0]), np.array([2, 4, 1]), 7)
+    assert _fit_together(things, np.array(x)[:, None], np.array(y)[:, None]).tolist() == [together]
+
+
+def test_numbers_of_any_size_are_put_in_order() -> None:
+    numbers = np.array([65_537, 1, 65_536, 0, 1])
+    assert ascending(numbers).tolist() == [3, 1, 4, 2, 0]
+    assert ascending(numbers[1:][[0, 2, 3]]).tolist() == [1, 0, 2]
+    assert ascending(numbers[:0]).tolist() == []

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.trainers.packing import _fill, _fill_empty, least_bins, pack, pack_apart, pack_into
+from asyncrl.trainers.packing import _fill, _fill_empty, _fit, _refill, least_bins, pack, pack_apart, pack_into
 
 some_sizes = st.lists(st.integers(0, 30), min_size=1, max_size=30)
 
@@ -104,3 +104,16 @@ def test_owners_that_fill_all_bins_are_packed_to_the_last_token() -> None:
     bins = pack_apart(sizes[order], owner[order], hands=4, each=3, capacity=100)
     assert bins is not None
     assert np.bincount(bins, weights=sizes[order]).tolist() == [100] * 12
+
+
+def test_what_is_left_over_is_placed_by_filling_the_roomiest_bins_anew() -> None:
+    """0.99995 of the room: one in sixteen bins is filled anew, the others stay."""
+    sizes = descending(np.random.default_rng(15).lognormal(7.5, 1.0, 16_384).astype(np.int64).clip(1, 16_384).tolist())
+    count = 16 * -(-int(sizes.sum()) // 16_384 // 16)
+    fitted = _fit(sizes, count, capacity=16_384, levelled=len(sizes) * 6 // 10)
+    assert fitted is not None
+    assert (fitted < 0).sum() > 20
+    bins = _refill(sizes, fitted, count, capacity=16_384)
+    assert (bins >= 0).all()
+    assert np.bincount(bins, weights=sizes).max() <= 16_384
+    assert len(set(fitted[bins != fitted].tolist()) - {-1}) <= count // 16
