@@ -42,6 +42,7 @@ def test_transfer_queue_starts_without_a_free_cpu_and_its_death_is_told_in_secon
     assert seen["second_start"] == "DataPlaneError"
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(110)
 def test_storage_units_are_spread_evenly_over_the_nodes_of_the_cluster() -> None:
     program = Path(__file__).with_name("two_nodes.py")
