@@ -164,6 +164,7 @@ class TrainerRank:
 
 
 def rows_of(work: RankWork, batch: MicroBatch, values: Values) -> Rows:
+    """Join a micro-batch's part of the work with the columns read for it; what has no other use is an extra."""
     known = {*COLUMNS, TRAINER_LOGPROBS, REFERENCE_LOGPROBS}
     return Rows(
         tokens=values[TOKENS],
