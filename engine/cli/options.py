@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from asyncrl.configs import Loaded, Override, load, parse_set, parse_value, preset_names
+from asyncrl.configs.schema import Model
 from asyncrl.engine.errors import ConfigError
 
 ConfigOption = Annotated[str, typer.Option("--config", help=f"A preset ({', '.join(preset_names())}) or a YAML file.")]
@@ -77,11 +78,23 @@ def check_runnable(loaded: Loaded) -> None:
                 f"model.path (from {loaded.sources['model.path']}) is {config.model.path!r}; it must hold a "
                 "tokenizer too (tokenizer.json or tokenizer_config.json)"
             )
+        _check_extras(config.model, task.extras)
         return
+    _check_extras(config.model, task.extras)
     from asyncrl.engine.model.tokenizer import CharTokenizer
 
     for prompt in task.prompts():
         CharTokenizer().encode(prompt.text)
+
+
+def _check_extras(model: Model, extras: Sequence[str]) -> None:
+    """Look at the model's class, which takes seconds to import, only for a task that attaches extras."""
+    if extras:
+        from asyncrl.engine.model.causal_lm import outline_model
+        from asyncrl.engine.model.tokenizer import CharTokenizer
+        from asyncrl.trainers.extras import check_takes
+
+        check_takes(outline_model(model, vocab_size=CharTokenizer.vocab_size), extras)
 
 
 def _check_devices(loaded: Loaded) -> None:

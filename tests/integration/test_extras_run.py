@@ -90,8 +90,9 @@ def test_every_rank_hands_the_model_the_extras_of_its_own_samples(tmp_path: Path
     assert int(done.stdout.rpartition("batches with pixels: ")[2]) >= 2 * 2 * 2
 
 
-def test_a_model_that_does_not_take_an_extra_ends_the_run_before_its_first_step(tmp_path: Path) -> None:
-    done = run(tmp_path, RUN)
-    assert done.returncode == 1
+@pytest.mark.parametrize("runtime", ["local", "ray"])
+def test_a_model_that_does_not_take_an_extra_is_refused_before_anything_starts(tmp_path: Path, runtime: str) -> None:
+    done = run(tmp_path, RUN, "--runtime", runtime)
+    assert done.returncode == 2
     assert "'pixel_values', which LlamaForCausalLM.forward does not take" in done.stderr
-    assert '"type":"dispatch"' not in (tmp_path / "out" / "events.jsonl").read_text(encoding="utf-8")
+    assert not (tmp_path / "out").exists()
