@@ -75,11 +75,11 @@ def test_noise_in_the_last_bit_is_no_spread() -> None:
     assert dropped(ZeroStd(), fake_group(0, [0.3, 0.1 + 0.2, 0.30000001192092896])) == ["zero_std"]
 
 
-def test_a_lone_zero_among_equal_rewards_keeps_the_group_and_gets_an_unscaled_advantage() -> None:
-    """C3: with leave-one-out its siblings are flat; dividing by their noise would give thousands."""
+def test_a_lone_zero_among_equal_rewards_keeps_the_group_and_gets_an_advantage_of_a_few_deviations() -> None:
+    """C3, FOUND-L2: with leave-one-out its siblings are flat; dividing by their noise would give thousands."""
     rewards = [0.35] * 7 + [0.0]
     assert dropped(ZeroStd(), fake_group(0, rewards)) == [None]
-    assert group_advantages(rewards, baseline="leave_one_out", scale="std")[-1] == pytest.approx(-0.35, abs=1e-12)
+    assert group_advantages(rewards, baseline="leave_one_out", scale="std")[-1] == pytest.approx(-8 / 7**0.5)
 
 
 @pytest.mark.parametrize("rewards", [[1e-9, 2e-9], [0.0, 1e-12], [1e9, 1.1e9]])

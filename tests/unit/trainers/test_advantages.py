@@ -23,12 +23,12 @@ distinct = st.lists(st.integers(-20, 20), min_size=2, max_size=9).filter(lambda 
 @given(distinct)
 @settings(deadline=None, max_examples=60)
 def test_advantages_are_the_papers_formulas(baseline: Baseline, scale: Scale, rewards: list[int]) -> None:
-    """GRPO, Dr. GRPO and RLOO, computed with NumPy; a spread of zero is not divided by."""
+    """GRPO, Dr. GRPO and RLOO, computed with NumPy; the spread is the whole group's."""
     values = np.array(rewards, dtype=float)
     found = group_advantages(list(values), baseline=baseline, scale=scale)
+    spread = float(values.std()) if scale == "std" else 1.0
     for i, advantage in enumerate(found):
         others = values if baseline == "mean" else np.delete(values, i)
-        spread = float(others.std()) if scale == "std" and np.ptp(others) > 0 else 1.0
         assert advantage == pytest.approx((values[i] - others.mean()) / spread, rel=1e-9, abs=1e-12)
 
 
@@ -41,13 +41,32 @@ def test_one_right_answer_of_four_has_the_known_numbers() -> None:
     assert group_advantages(rewards, baseline="leave_one_out", scale="none") == pytest.approx([1.0, *[-third] * 3])
 
 
-def test_the_odd_one_out_is_not_divided_by_noise() -> None:
-    """C3: [0.35] * 7 + [0.0], leave one out: the lone 0.0 gets -0.35, not thousands."""
+def test_the_odd_one_out_is_not_divided_by_the_noise_between_its_siblings() -> None:
+    """FOUND-L2: leave one out of [1, 0.001, 0, 0] gave 2120.6; of [0.35] * 7 + [0.0] the lone 0 gets -8 / √7."""
+    found = group_advantages([1.0, 0.001, 0.0, 0.0], baseline="leave_one_out", scale="std")
+    assert found == pytest.approx([2.3094, -0.7678, -0.7708, -0.7708], abs=1e-4)
     rewards = [0.35] * 7 + [0.0]
-    for scale in ("std", "none"):
-        found = group_advantages(rewards, baseline="leave_one_out", scale=scale)
-        assert found[-1] == pytest.approx(-0.35, abs=1e-9)
-        assert max(map(abs, found)) < 1
+    odd = group_advantages(rewards, baseline="leave_one_out", scale="std")
+    assert odd == pytest.approx([8 / 7 / math.sqrt(7)] * 7 + [-8 / math.sqrt(7)])
+    assert group_advantages(rewards, baseline="leave_one_out", scale="none")[-1] == pytest.approx(-0.35, abs=1e-9)
+
+
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+@settings(deadline=None, max_examples=200)
+@given(
+    pattern=st.lists(st.one_of(st.integers(-3, 3).map(float), st.floats(-1, 1)), min_size=2, max_size=17),
+    offset=st.sampled_from([0.0, 1.0, -1e6, 1e12]),
+    spread=st.sampled_from([1.0, 1e-3, 1e-9, 1e-300, 5e-324, 1e30, 1e307]),
+)
+def test_an_advantage_is_bounded_by_the_size_of_its_group_alone(
+    baseline: Baseline, pattern: list[float], offset: float, spread: float
+) -> None:
+    """FOUND-L2: however small the spread and large the offset, √(n - 1), times n / (n - 1) with leave one out."""
+    n = len(pattern)
+    found = group_advantages([offset + spread * value for value in pattern], baseline=baseline, scale="std")
+    bound = math.sqrt(n - 1) * (n / (n - 1) if baseline == "leave_one_out" else 1)
+    assert all(math.isfinite(advantage) for advantage in found)
+    assert max(map(abs, found)) <= bound * (1 + 1e-6)
 
 
 @EACH
