@@ -86,7 +86,7 @@ class Rollout(Section):
     group_size: Annotated[int, Field(ge=2)]
     """Samples of one prompt."""
     min_live: Annotated[int, Field(ge=2)]
-    """A group with fewer samples that have a finite reward is dropped."""
+    """A group with fewer samples that have a finite reward and a token to train is dropped."""
     temperature: Annotated[float, Field(gt=0)]
     """Sampling temperature; log-probabilities are those of the tempered distribution."""
     max_new_tokens: Count

@@ -44,8 +44,9 @@ class FilterContext:
 class GroupView:
     """A group as a filter sees it: read-only tags by column, and which samples are live.
 
-    `live` holds the indexes of samples whose reward counts: generated, finite, and not masked
-    with the reward dropped. `trained` holds those that would be trained on as things stand.
+    `live` holds the indexes of samples whose reward counts: generated, finite, not masked with the reward
+    dropped, and with a token to train, unless a filter masked the sample and kept its reward. `trained` holds
+    those that would be trained on as things stand.
     """
 
     meta: GroupMeta
@@ -56,10 +57,9 @@ class GroupView:
     def of(cls, meta: GroupMeta) -> "GroupView":
         """View a group fresh from its claim."""
         finished = [i for i, status in enumerate(meta.statuses) if status != FAILED]
-        live = tuple(i for i in finished if is_live_reward(meta.rewards[i]))
-        trained = tuple(i for i in live if meta.trainable_tokens[i] > 0)
+        live = tuple(i for i in finished if is_live_reward(meta.rewards[i]) and meta.trainable_tokens[i] > 0)
         frozen = {name: tuple(v) if isinstance(v, list) else v for name, v in meta.tags.items()}
-        return cls(GroupMeta(meta.keys, MappingProxyType(frozen)), live, trained)
+        return cls(GroupMeta(meta.keys, MappingProxyType(frozen)), live, live)
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -33,8 +33,10 @@ class GroupColumns:
         self._numbers: dict[str, Floats] = {}
         self.rewards = self.numbers(tag.REWARD)
         self.finished = self._finished()
-        self.live: Flags = self.finished & np.isfinite(self.rewards)
-        self.trained: Flags = self.live & (self.numbers(tag.TRAINABLE_TOKENS) > 0)
+        self.rewarded: Flags = self.finished & np.isfinite(self.rewards)
+        self.trained: Flags = self.rewarded & (self.numbers(tag.TRAINABLE_TOKENS) > 0)
+        # Without a token to train a sample gives no gradient: its reward must not make a flat group look mixed.
+        self.live: Flags = self.trained.copy()
         self.open: Flags = np.ones(self.n, dtype=np.bool_)
 
     @property

@@ -39,8 +39,8 @@ def drop(reason: str) -> Verdict:
 def mask(samples: Iterable[int], reason: str, *, keep_reward: bool) -> Verdict:
     """Train on the group without these samples.
 
-    With `keep_reward` their rewards still count in the group's statistics; without it the
-    samples are as if they had never been.
+    With `keep_reward` their rewards still count in the group's statistics, also where a response has no
+    token to train; without it the samples are as if they had never been.
     """
     return Verdict(Kind.MASK, reason=reason, samples=tuple(samples), keep_reward=keep_reward)
 

@@ -87,6 +87,8 @@ class Verdicts:
         self.dropped: NDArray[np.int16] = np.zeros(columns.n, dtype=np.int16)
         self.masked: NDArray[np.int16] = np.zeros((columns.n, columns.size), dtype=np.int16)
         self._rescued: dict[str, Flags] = {}
+        # Rewards without a token to train; each counts once a filter asks for it to be kept.
+        self._waiting: Flags = columns.rewarded & ~columns.live
         self._frozen: dict[int, GroupMeta] = {}
         _lock(columns)
 
@@ -119,8 +121,8 @@ class Verdicts:
         """Mask samples without a usable reward or without tokens to train; failed ones have their fate."""
         columns = self.columns
         for reason, flags in (
-            (NAN_REWARD, columns.finished & ~columns.live),
-            (NO_TOKENS, columns.live & ~columns.trained),
+            (NAN_REWARD, columns.finished & ~columns.rewarded),
+            (NO_TOKENS, self._waiting),
         ):
             if flags.any():
                 self.masked[flags] = self._code(reason, FRONT_END)
@@ -153,7 +155,10 @@ class Verdicts:
         _lock(self.columns)
 
     def mask(self, reason: str, by: str, flags: Flags, *, keep_reward: bool, stats: FilterStats) -> None:
-        """Mask the samples in `flags` that open groups would train; without their reward they are not live."""
+        """Mask the samples in `flags` that open groups would train; without their reward they are not live.
+
+        With it, one that has nothing to train, and so did not count, counts from now on.
+        """
         columns = self.columns
         flags = flags & columns.open[:, None]
         gone = flags & columns.trained
@@ -161,8 +166,8 @@ class Verdicts:
             self.masked[gone] = self._code(reason, by)
             stats.masked[reason] += int(gone.sum())
             columns.trained = columns.trained & ~gone
-        if not keep_reward:
-            columns.live = columns.live & ~flags
+        columns.live = columns.live | (flags & self._waiting) if keep_reward else columns.live & ~flags
+        self._waiting = self._waiting & ~flags
         _lock(columns)
 
     def apply_columns(self, name: str, verdict: ColumnVerdict, stats: FilterStats) -> None:

@@ -144,5 +144,5 @@ class GroupMeta:
 
 
 def is_live_reward(reward: float | None) -> bool:
-    """Say whether a reward counts in a group's statistics: present and finite."""
+    """Say whether a reward can count in a group's statistics: present and finite."""
     return reward is not None and math.isfinite(reward)

@@ -161,7 +161,7 @@ def _stays_whole(case: _Case) -> Iterator[str]:
         live = [
             i
             for i, (status, reward) in enumerate(zip(tags["status"], tags["reward"], strict=True))
-            if status != "failed" and reward is not None and math.isfinite(reward)
+            if status != "failed" and reward is not None and math.isfinite(reward) and tags["trainable_tokens"][i] > 0
         ]
         if len(live) < fewest:
             yield f"group {group} was trained with {len(live)} live samples"

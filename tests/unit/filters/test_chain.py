@@ -13,6 +13,7 @@ from asyncrl.filters import drop as drop_
 from asyncrl.filters import keep as keep_
 from asyncrl.filters import mask as mask_
 from asyncrl.filters import rescue as rescue_
+from asyncrl.filters.base import AFTER_LOGPROBS
 from asyncrl.filters.dynamic_sampling import DynamicSampling, Refill
 from asyncrl.filters.zero_std import ZeroStd
 
@@ -153,12 +154,32 @@ def test_min_live_is_a_parameter() -> None:
     assert judge([], [0.0, 1.0, None], min_live=2)[0].dropped is None
 
 
-def test_a_sample_without_trainable_tokens_is_masked_and_its_reward_counts() -> None:
-    """C12: nothing with zero trainable tokens counts as trainable."""
-    group = fake_group(0, [0.0, 1.0, 1.0], trainable_tokens=[0, 2, 2])
+def test_a_sample_without_trainable_tokens_does_not_make_a_flat_group_look_mixed() -> None:
+    """FOUND-L4, C12: the 0 of an empty response beside three 1s gives no gradient, so the group is flat."""
+    group = fake_group(0, [0.0, 1.0, 1.0, 1.0], trainable_tokens=[0, 2, 2, 2])
+    assert GroupView.of(group).live == GroupView.of(group).trained == (1, 2, 3)
     [judgement] = Chain([ZeroStd()]).judge([group], CONTEXT)
-    assert (judgement.live, judgement.trained) == ((0, 1, 2), (1, 2))
+    assert (judgement.live, judgement.trained, judgement.dropped) == ((1, 2, 3), (1, 2, 3), "zero_std")
     assert judgement.masked == {0: "no_trainable_tokens"}
+    few = fake_group(1, [0.0, 1.0, 1.0, 1.0], trainable_tokens=[2, 0, 0, 0])
+    assert Chain([]).judge([few], CONTEXT)[0].dropped == "few_live"
+
+
+@pytest.mark.parametrize("after_logprobs", [False, True])
+def test_its_reward_counts_once_a_filter_asks_for_it_to_be_kept(after_logprobs: bool) -> None:
+    """FOUND-L4: mask(..., keep_reward=True) keeps the reward of an empty response; without it, it stays away."""
+    group = fake_group(0, [0.0, 1.0, 1.0, 1.0], trainable_tokens=[0, 2, 2, 2])
+    for keep_reward, live in ((True, (0, 1, 2, 3)), (False, (1, 2, 3))):
+        says: BaseRolloutFilter = Says(mask_([0], "empty", keep_reward=keep_reward))
+        if after_logprobs:
+            says.stage = AFTER_LOGPROBS  # type: ignore[misc]
+        chain = Chain([says, *([] if after_logprobs else [ZeroStd()])])
+        [judgement] = chain.judge([group], CONTEXT)
+        if after_logprobs:
+            [judgement] = chain.judge_after_logprobs([judgement], CONTEXT)
+        assert (judgement.live, judgement.trained) == (live, (1, 2, 3))
+        assert judgement.dropped == (None if keep_reward or after_logprobs else "zero_std")
+        assert judgement.masked == {0: "no_trainable_tokens"}
 
 
 def test_groups_come_out_whole_and_in_order_with_the_tags_they_had() -> None:
