@@ -16,7 +16,9 @@ def load_object(path: str, *, option: str) -> Any:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(f"{option} {path}: cannot import {module_name}: {error}") from error
-    except Exception as error:  # The user's module may raise anything while it is imported.
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # The user's module may raise anything while it is imported, SystemExit too.
         raise ConfigError(f"{option} {path}: importing {module_name} raised {error!r}") from error
     if not hasattr(module, name):
         close = difflib.get_close_matches(name, dir(module), n=1)

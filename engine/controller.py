@@ -172,9 +172,9 @@ class Controller:
             return "generation"
         return "prompts" if self.groups.run_ahead.free else "capacity"
 
-    def interrupt(self) -> None:
-        """Finish the step that runs, settle, and end with code 130."""
-        self._ending = self._ending or Ending(130, INTERRUPTED)
+    def interrupt(self, ending: Ending | None = None) -> None:
+        """Finish the step that runs, settle, and end: as `ending` says, or with code 130."""
+        self._ending = self._ending or ending or Ending(130, INTERRUPTED)
         self._collecting.cancel()
 
     async def keys_left(self, partition: str) -> int | None:

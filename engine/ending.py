@@ -11,7 +11,7 @@ INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """`code` is the process's exit code: 0 done, 1 failed, 130 interrupted."""
+    """`code` is the process's exit code: 0 done, 1 failed, 128 and a signal's number: interrupted by it."""
 
     code: int
     reason: str

@@ -66,3 +66,12 @@ class RefillExhausted(AsyncRLError, RuntimeError):
 
 class TraceError(AsyncRLError, ValueError):
     """An event log is not there, cannot be read, or does not hold what was asked of it."""
+
+
+class NotWritten(AsyncRLError, OSError):
+    """A file of the run could not be written; the message names it and the cause."""
+
+    @classmethod
+    def of(cls, path: object, cause: BaseException) -> "NotWritten":
+        """Name the file and the cause."""
+        return cls(f"{path} could not be written: {cause}")

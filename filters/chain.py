@@ -8,7 +8,9 @@ Reasons are namespaced: a filter's own name as reason stays as it is (`zero_std`
 written `<filter>/<reason>`. Reasons without a filter (`stale`, `few_live`, …) are the front end's.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -57,7 +59,11 @@ class Chain:
     @property
     def taggers(self) -> dict[str, Tagger]:
         """All taggers that the filters ask the collector to run, by tag."""
-        return {tag: tagger for filter_ in self.filters for tag, tagger in filter_.taggers.items()}
+        return {
+            tag: partial(_tag, filter_.name, tag, tagger)
+            for filter_ in self.filters
+            for tag, tagger in filter_.taggers.items()
+        }
 
     @property
     def needs_logprobs(self) -> bool:
@@ -113,7 +119,11 @@ class Chain:
                 raise TagError(f"filter {filter_.name}: {error}") from error
             except FilterError:
                 raise
-            except Exception as error:  # A user's code: its own error, with the filter's name.
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # A user's code: its own error, with the filter's name.
+                if not isinstance(error, Exception):  # sys.exit, say, would end the process without an ending.
+                    raise FilterError(f"filter {filter_.name} raised {error!r}") from error
                 if isinstance(error, TypeError | ValueError) and any(s in str(error) for s in _READ_ONLY):
                     raise FilterError(f"filter {filter_.name} tried to change a tag: {error}") from error
                 error.add_note(f"raised by filter {filter_.name}")
@@ -123,8 +133,8 @@ class Chain:
         return verdicts
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the state of every filter by its place in the chain and its name."""
-        return {f"{i}:{f.name}": f.state_dict() for i, f in enumerate(self.filters)}
+        """Return the state of every filter by its place in the chain and its name; FilterError if it is not JSON."""
+        return {f"{i}:{f.name}": _state_of(f) for i, f in enumerate(self.filters)}
 
     def load_state_dict(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Restore filters; FilterError if the chain is not the one that was saved."""
@@ -147,3 +157,26 @@ class Chain:
     def _drop_few_live(self, verdicts: Verdicts) -> None:
         few = verdicts.columns.live.sum(axis=1) < self._min_live
         verdicts.drop(FEW_LIVE, FRONT_END, few, self.stats[FRONT_END], liftable=False)
+
+
+def _tag(name: str, tag: str, tagger: Tagger, tokens: Sequence[int]) -> Any:
+    """Run a tagger; whatever it raises names its filter."""
+    try:
+        return tagger(tokens)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # A user's code, in the collector.
+        raise FilterError(f"filter {name}: its tagger {tag!r} raised {error!r}") from error
+
+
+def _state_of(filter_: BaseRolloutFilter) -> dict[str, Any]:
+    try:
+        state = filter_.state_dict()
+        json.dumps(state)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # A user's code.
+        raise FilterError(
+            f"filter {filter_.name}: its state_dict must give plain JSON values, and raised {error!r}"
+        ) from error
+    return state

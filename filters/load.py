@@ -74,6 +74,10 @@ def build_filter(entry: Mapping[str, Any]) -> BaseRolloutFilter:
         return filter_class(**parameters)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"filter {name}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # A user's code may raise anything.
+        raise ConfigError(f"filter {name}: its constructor raised {error!r}") from error
 
 
 def _check_parameters(name: str, filter_class: type[BaseRolloutFilter], parameters: Mapping[str, Any]) -> None:
@@ -90,7 +94,7 @@ def _check_parameters(name: str, filter_class: type[BaseRolloutFilter], paramete
         raise ConfigError(f"filter {name} needs {', '.join(required)}; asyncrl filters show {name} explains it")
     try:
         hints = get_type_hints(filter_class.__init__)
-    except NameError:  # An annotation of a name that exists for type checkers only.
+    except Exception:  # An annotation may name what exists for type checkers only, or be no type at all.
         return
     for key, value in parameters.items():
         if key in hints and not _fits(value, hints[key]):

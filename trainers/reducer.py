@@ -1,5 +1,6 @@
 """Sums over data-parallel ranks: gloo between processes, a meeting point within one."""
 
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
@@ -24,22 +25,42 @@ class Alone:
         return values
 
 
+class MeetingPoint:
+    """Where the processes of ranks find each other: a store that listens on loopback as long as this lives.
+
+    Unlike a file it leaves nothing behind, whoever is killed.
+    """
+
+    def __init__(self) -> None:
+        listener = socket.socket()
+        # Bound here, to a free port: torch would listen on every interface.
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        host, port = listener.getsockname()
+        self._store = dist.TCPStore(
+            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        self.address = f"{host}:{port}"
+
+
 class Gloo:
-    """torch.distributed's process group, joined over a file that all ranks of this host see.
+    """torch.distributed's process group; its processes find each other at the address of a MeetingPoint.
 
     With `nccl` tensors of a GPU are summed by NCCL, which needs a GPU for each rank; gloo sums the others.
     """
 
     def __init__(
-        self, *, rank: int, ranks: int, store: str, timeout_s: float, offload: Offload[Any], nccl: bool = False
+        self, *, rank: int, ranks: int, meeting: str, timeout_s: float, offload: Offload[Any], nccl: bool = False
     ) -> None:
         self._offload = offload
+        host, _, port = meeting.rpartition(":")
+        timeout = timedelta(seconds=timeout_s)
         self._join: Callable[[], None] = lambda: dist.init_process_group(
             "cpu:gloo,cuda:nccl" if nccl else "gloo",
-            init_method=f"file://{store}",
+            store=dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timeout),
             rank=rank,
             world_size=ranks,
-            timeout=timedelta(seconds=timeout_s),
+            timeout=timeout,
         )
 
     async def join(self) -> None:

@@ -1,18 +1,21 @@
 """Logs of a run: one JSON object a line through structlog; warnings also go to the terminal."""
 
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 import typer
 
+from asyncrl.engine.cli.output import Output
+from asyncrl.engine.errors import NotWritten
+
 
 @contextmanager
-def log_to(path: Path) -> Iterator[None]:
-    """Write log records to `path` for the length of the context."""
-    with path.open("a", encoding="utf-8") as file:
+def log_to(path: Path, *, lost: Callable[[NotWritten], None]) -> Iterator[None]:
+    """Write log records to `path` for the length of the context; `lost` is told, once, if that fails."""
+    with closing(Output(path.open("a", encoding="utf-8"), lambda error: lost(NotWritten.of(path, error)))) as file:
         structlog.configure(
             processors=[
                 structlog.processors.add_log_level,
@@ -21,7 +24,7 @@ def log_to(path: Path) -> Iterator[None]:
                 _show_errors,
                 structlog.processors.JSONRenderer(default=repr),
             ],
-            logger_factory=structlog.WriteLoggerFactory(file),
+            logger_factory=structlog.WriteLoggerFactory(cast(TextIO, file)),
         )
         try:
             yield
@@ -31,5 +34,6 @@ def log_to(path: Path) -> Iterator[None]:
 
 def _show_errors(_: Any, method: str, record: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     if method in ("error", "critical"):
-        typer.echo(f"{record.get('event')}: {record}", err=True)
+        with suppress(OSError):  # A terminal that is gone.
+            typer.echo(f"{record.get('event')}: {record}", err=True)
     return record

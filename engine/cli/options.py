@@ -10,7 +10,7 @@ import typer
 
 from asyncrl.configs import Loaded, Override, load, parse_set, parse_value, preset_names
 from asyncrl.configs.schema import Model
-from asyncrl.engine.errors import ConfigError
+from asyncrl.engine.errors import ConfigError, FilterError
 
 ConfigOption = Annotated[str, typer.Option("--config", help=f"A preset ({', '.join(preset_names())}) or a YAML file.")]
 FilterOption = Annotated[
@@ -64,7 +64,10 @@ def check_runnable(loaded: Loaded) -> None:
             "it must be a directory that can be written to, auto, or null"
         )
     _check_devices(loaded)
-    build_chain(config.filters, min_live=config.rollout.min_live)
+    try:
+        build_chain(config.filters, min_live=config.rollout.min_live).state_dict()
+    except FilterError as error:
+        raise ConfigError(f"filters (from {loaded.sources['filters']}): {error}") from error
     task = load_task(config.task.name, config.task.options)
     if config.model.path is not None:
         if not (Path(config.model.path) / "config.json").is_file():

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import time
 import uuid
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -20,11 +20,12 @@ from asyncrl.engine.cli.options import ConfigOption, FilterOption, SetOption, fa
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    import anyio
+
     from asyncrl.configs import Loaded, RunConfig
     from asyncrl.engine.controller import Controller
     from asyncrl.engine.data_plane.base import DataPlane
     from asyncrl.engine.ending import Ending
-    from asyncrl.engine.events.ledger import Ledger
     from asyncrl.engine.events.log import EventLog
     from asyncrl.engine.events.progress import Progress
     from asyncrl.engine.events.types import RunStarted
@@ -49,7 +50,7 @@ def train(
     set_: SetOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, print the values, and stop.")] = False,
 ) -> None:
-    """Train a model. Exit code 0: done; 1: failed; 2: bad input; 130: interrupted."""
+    """Train a model. Exit code 0: done; 1: failed; 2: bad input; 130, 143, 129: ended by Ctrl-C, SIGTERM, SIGHUP."""
     options = [
         ("--max-staleness", "rollout.max_staleness", max_staleness),
         ("--steps", "run.steps", steps),
@@ -83,22 +84,23 @@ def _make_directory(loaded: Loaded) -> Path:
 
 
 def _train(loaded: Loaded, directory: Path) -> int:
-    import anyio
     import psutil
     import structlog
     from rich.console import Console
 
     from asyncrl.engine.cli.logs import log_to
+    from asyncrl.engine.cli.output import standard_output
+    from asyncrl.engine.cli.run_files import RunFiles
+    from asyncrl.engine.cli.signals import EndSignals
     from asyncrl.engine.cli.view import View, final_lines
     from asyncrl.engine.errors import TraceError
     from asyncrl.engine.events.bias_alarm import BiasAlarm
     from asyncrl.engine.events.ledger import Ledger
     from asyncrl.engine.events.log import FILE_NAME, EventLog, Fold
     from asyncrl.engine.events.progress import Progress
-    from asyncrl.engine.summary import FILE_NAME as SUMMARY
     from asyncrl.engine.summary import Ends, summarise_log
 
-    console = Console(stderr=False)
+    console = Console(file=cast(IO[str], standard_output()))
     rollout = loaded.config.rollout
     console.print(
         f"asyncrl train: task {loaded.config.task.name}, runtime {loaded.config.run.runtime}, max_staleness "
@@ -109,81 +111,79 @@ def _train(loaded: Loaded, directory: Path) -> int:
         soft_wrap=True,
     )
     ledger, progress, ends = Ledger(), Progress(loaded.config.run.reward_window), Ends()
-    with log_to(directory / "log.jsonl"):
-        alarm = BiasAlarm(progress.length_bias, below=rollout.bias_warning, warn=structlog.get_logger().warning)
-        folds: list[Fold] = [ledger, progress, ends, alarm]
-        try:
-            path = directory / FILE_NAME
-            events = EventLog(clock=time.monotonic, wall=time.time, folds=folds, path=path, threaded=True)
-        except TraceError as error:  # Another process began a run in this folder at the same moment.
-            fail(str(error))
-        view = View(
-            ledger=ledger,
-            progress=progress,
-            console=console,
-            clock=time.monotonic,
-            bias_warning=rollout.bias_warning,
-        )
-        run = _Run(loaded, directory, events, ledger, progress, view)
-        ending = anyio.run(run.go)
+    view = View(
+        ledger=ledger, progress=progress, console=console, clock=time.monotonic, bias_warning=rollout.bias_warning
+    )
+    run = _Run(loaded, directory, progress, view)
+    files = RunFiles(directory, run.end)
+    with EndSignals(run.interrupt) as signals:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(log_to(directory / "log.jsonl", lost=files.lose))
+                alarm = BiasAlarm(progress.length_bias, below=rollout.bias_warning, warn=structlog.get_logger().warning)
+                folds: list[Fold] = [ledger, progress, ends, alarm]
+                path = directory / FILE_NAME
+                events = EventLog(
+                    clock=time.monotonic, wall=time.time, folds=folds, path=path, threaded=True, on_failure=files.lose
+                )
+            except (TraceError, OSError) as error:
+                # Another process began a run in this folder at the same moment; or nothing can be written there.
+                fail(str(error))
+            ending = run.run(events, signals.install)
+            events.close()
         summary = summarise_log(
             ledger, progress, ends, started_wall=psutil.Process().create_time(), bias_warning=rollout.bias_warning
         )
-        events.close()
-    (directory / "filters.json").write_text(json.dumps(run.filter_state, indent=2) + "\n", encoding="utf-8")
-    (directory / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        ending = files.finish(ending, summary, run.filter_state)
     for line in final_lines(summary, str(directory)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    if ending.error is not None:
-        _explain(ending, directory)
+    with suppress(OSError):  # A terminal that is gone.
+        files.explain(ending)
     return ending.code
 
 
-def _explain(ending: Ending, directory: Path) -> None:
-    """Print the first cause of a failed run, with its traceback, and where to look."""
-    import traceback
-
-    typer.echo("".join(traceback.format_exception(ending.error)).rstrip(), err=True)
-    typer.secho(
-        f"error: {ending.reason} (see {directory / 'log.jsonl'} and {directory / 'events.jsonl'})",
-        fg=typer.colors.RED,
-        err=True,
-    )
-
-
 class _Run:
-    """Ties world, controller, view and signals together for one run."""
+    """Ties world, controller, view and what ends a run from outside together for one run."""
 
-    def __init__(
-        self, loaded: Loaded, directory: Path, events: EventLog, ledger: Ledger, progress: Progress, view: Any
-    ) -> None:
+    def __init__(self, loaded: Loaded, directory: Path, progress: Progress, view: Any) -> None:
         self._loaded = loaded
         self._directory = directory
-        self._events = events
-        self._ledger = ledger
         self._progress = progress
         self._view = view
         self._controller: Controller | None = None
+        self._asked: Ending | None = None
+        self._tell: Callable[[], Any] = lambda: None
         self.keys_left: int | None = None
         self.filter_stats: dict[str, Any] = {}
         self.filter_state: dict[str, Any] = {}
 
-    async def go(self) -> Ending:
+    def interrupt(self, number: signal.Signals) -> None:
+        """Finish the step, settle, and end, for a signal."""
+        from asyncrl.engine.cli.signals import exit_code
+        from asyncrl.engine.ending import INTERRUPTED, Ending
+
+        by = "" if number == signal.SIGINT else f" by {number.name}"
+        self.end(Ending(exit_code(number), f"{INTERRUPTED}{by}"))
+
+    def end(self, ending: Ending) -> None:
+        """End in order, now or once the loop runs; from any thread, and from a signal's handler."""
+        self._asked = self._asked or ending
+        self._tell()
+
+    def run(self, events: EventLog, take_signals: Callable[[], None]) -> Ending:
+        """Run to an ending, and log it; `take_signals` puts handlers of signals back in place."""
         import anyio
 
         from asyncrl.engine.ending import INTERRUPTED, Ending, failure, first_cause
         from asyncrl.engine.events.types import RunEnded
 
-        ending = Ending(130, INTERRUPTED)
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._obey_signals, tasks.cancel_scope)
-                tasks.start_soon(self._view.run)
-                ending = await self._in_world()
-                tasks.cancel_scope.cancel()
-        except Exception as error:  # The process's edge: a world that did not start or stop.
+            ending = anyio.run(self._go, events, take_signals)
+        except KeyboardInterrupt:  # A user's code took our handler away.
+            ending = Ending(130, INTERRUPTED)
+        except BaseException as error:  # The process's edge: such as SystemExit, which leaves the loop at once.
             ending = failure(first_cause(error))
-        self._events.append(
+        events.append(
             RunEnded(
                 code=ending.code,
                 reason=ending.reason,
@@ -193,11 +193,44 @@ class _Run:
         )
         return ending
 
-    async def _in_world(self) -> Ending:
+    async def _go(self, events: EventLog, take_signals: Callable[[], None]) -> Ending:
+        import asyncio
+
+        import anyio
+
+        from asyncrl.engine.ending import Ending, failure, first_cause
+
+        ending: Ending | None = None
+        try:
+            async with anyio.create_task_group() as tasks:
+                loop = asyncio.get_running_loop()
+                obey = partial(self._obey, tasks.cancel_scope)
+                self._tell = partial(loop.call_soon_threadsafe, obey)
+                obey()
+                tasks.start_soon(self._view.run)
+                ending = await self._in_world(events, take_signals)
+                tasks.cancel_scope.cancel()
+        except Exception as error:  # The process's edge: a world that did not start or stop.
+            ending = failure(first_cause(error))
+        finally:
+            self._tell = lambda: None
+        return ending or self._asked or Ending(1, "the run was cancelled")
+
+    def _obey(self, scope: anyio.CancelScope) -> None:
+        """Do what `end` asked for, in the loop."""
+        if self._asked is not None:
+            if self._controller is None:
+                scope.cancel()
+            else:
+                self._controller.interrupt(self._asked)
+
+    async def _in_world(self, events: EventLog, take_signals: Callable[[], None]) -> Ending:
         import structlog
 
         from asyncrl.engine.controller import Controller
         from asyncrl.engine.data_plane.observe import ObservedPlane
+        from asyncrl.engine.ending import failure
+        from asyncrl.engine.errors import FilterError
         from asyncrl.engine.lifecycle.base import PARTITION
         from asyncrl.filters import build_chain
 
@@ -207,28 +240,31 @@ class _Run:
                 from asyncrl.engine.lifecycle.environment import prepare
 
                 prepare(max(config.collector.threads, config.trainer.threads))
-                self._events.append(_run_started(config))
+                events.append(_run_started(config))
                 from asyncrl.engine.lifecycle.ray_runtime import ray_cluster, ray_world
 
                 await stack.enter_async_context(ray_cluster())
+                take_signals()
                 world = await stack.enter_async_context(ray_world(config))
             else:
                 from asyncrl.engine.lifecycle.local import local_world
 
-                self._events.append(_run_started(config))
+                events.append(_run_started(config))
                 world = await stack.enter_async_context(local_world(config))
             plane = ObservedPlane(world.plane, clock=time.monotonic)
             self._controller = Controller(
                 config,
                 replace(world, plane=plane),
                 chain=build_chain(config.filters, min_live=config.rollout.min_live, clock=time.monotonic),
-                events=self._events,
+                events=events,
                 progress=self._progress,
                 clock=time.monotonic,
                 owner=f"driver-{uuid.uuid4().hex[:8]}",
                 record=self._recorder(plane),
             )
             self._view.watch(self._controller)
+            if self._asked is not None:  # While the world was built, in one go.
+                self._controller.interrupt(self._asked)
             ending = await self._controller.run()
             self.keys_left = await self._controller.keys_left(PARTITION)
             structlog.get_logger().info(
@@ -237,10 +273,13 @@ class _Run:
             )
             chain = self._controller.chain
             self.filter_stats = {name: stats.summary() for name, stats in chain.stats.items()}
-            self.filter_state = {
-                "filters": chain.state_dict(),
-                "statistics": self._controller.front_end.statistics.state_dict(),
-            }
+            try:
+                self.filter_state = {
+                    "filters": chain.state_dict(),
+                    "statistics": self._controller.front_end.statistics.state_dict(),
+                }
+            except FilterError as error:
+                ending = ending if ending.error is not None else failure(error)
             return ending
 
     def _recorder(self, plane: DataPlane) -> Callable[[int, Sequence[str]], Awaitable[None]] | None:
@@ -255,35 +294,6 @@ class _Run:
         offload = in_place if self._loaded.config.run.runtime == "local" else in_thread
         columns = later_columns(self._loaded.config.trainer)
         return TensorRecorder(plane, self._directory, offload=offload, columns=columns).record
-
-    async def _obey_signals(self, scope: Any) -> None:
-        """First interrupt: finish the step, settle, exit 130. Second: end now, with every child process."""
-        import anyio
-
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            count = 0
-            async for _ in signals:
-                count += 1
-                if count > 1:
-                    _kill_everything()
-                if self._controller is None:
-                    scope.cancel()
-                else:
-                    self._controller.interrupt()
-
-
-def _kill_everything() -> None:
-    import os
-
-    import psutil
-
-    for child in psutil.Process().children(recursive=True):
-        try:
-            child.kill()
-        except psutil.NoSuchProcess:
-            continue
-    sys.stderr.write("killed\n")
-    os._exit(130)
 
 
 def _run_started(config: RunConfig) -> RunStarted:

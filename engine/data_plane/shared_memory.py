@@ -24,11 +24,15 @@ _USUAL = Path("/dev/shm")
 _ENOUGH_BYTES = 1 << 30
 
 
-def shared_directory(option: str | None) -> Path | None:
+def shared_directory(option: str | None, *, usual: Path = _USUAL) -> Path | None:
     """Return the directory that `data_plane.shared_memory` stands for; `auto` is none without room."""
     if option != "auto":
         return None if option is None else Path(option)
-    return _USUAL if _USUAL.is_dir() and shutil.disk_usage(_USUAL).free >= _ENOUGH_BYTES else None
+    if not usual.is_dir():
+        return None
+    # Before room is looked for: what killed runs left may be what takes it.
+    _sweep(usual)
+    return usual if shutil.disk_usage(usual).free >= _ENOUGH_BYTES else None
 
 
 class SharedMemory:

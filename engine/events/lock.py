@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -43,8 +44,10 @@ class LogLock:
     def release(self) -> None:
         """Let another writer have the log; a second time changes nothing."""
         if not self._file.closed:
-            self._path.unlink(missing_ok=True)
-            self._file.close()
+            with suppress(OSError):  # A disk that takes nothing more; the lock itself goes with the file's end.
+                self._path.unlink()
+            with suppress(OSError):
+                self._file.close()
 
     def _acquire(self) -> IO[bytes]:
         file = self._path.open("a+b")

@@ -2,11 +2,13 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
+from asyncrl.engine.errors import NotWritten
 from asyncrl.engine.events.lock import LogLock
 from asyncrl.engine.events.reopen import reopen
 from asyncrl.engine.events.segments import FILE_NAME, read_lines, segment_files
@@ -28,6 +30,9 @@ class Fold(Protocol):
 class EventLog:
     """Numbers events and hands them to `folds`; with a `path` it also writes them there.
 
+    When the file fails (a full disk), `on_failure` is told, once, and events go on to the folds: whatever ends
+    the run appends to this log. Without `on_failure` the error is raised.
+
     A log that is there already is gone on with: numbers and times follow its last whole event, and a
     torn last line goes. DecodeError if it is of a newer schema, TraceError if another process, or another
     EventLog, is writing it. `threaded` writes in a thread of its own, off the critical path (not in
@@ -45,7 +50,9 @@ class EventLog:
         path: Path | None = None,
         threaded: bool = False,
         segment_bytes: int = SEGMENT_BYTES,
+        on_failure: Callable[[NotWritten], None] | None = None,
     ) -> None:
+        self._on_failure = on_failure
         self._clock = clock
         self._wall = wall
         self._start = clock()
@@ -73,13 +80,19 @@ class EventLog:
         event = msgspec.structs.replace(
             event, seq=self._seq, t=round(self._clock() - self._start, 6), wall=round(self._wall(), 3)
         )
+        failed: OSError | None = None
         if self._writer is not None:
-            self._writer.write(event)
+            try:
+                self._writer.write(event)
+            except OSError as error:
+                failed = error
         kind = type(event)
         if kind not in self._applies:
             self._applies[kind] = [fold.apply for fold in self._folds if kind in getattr(fold, "kinds", (kind,))]
         for apply in self._applies[kind]:
             apply(event)
+        if failed is not None:
+            self._fail(failed)
 
     def resume(self, checkpoint: str, *, after: int) -> None:
         """Go on from a checkpoint that holds everything up to event `after`; the rest of the log is void.
@@ -100,16 +113,37 @@ class EventLog:
 
     def flush(self) -> None:
         if self._writer is not None:
-            self._writer.flush()
+            try:
+                self._writer.flush()
+            except OSError as error:
+                self._fail(error)
 
     def close(self) -> None:
         if self._writer is not None:
             writer, self._writer = self._writer, None
             try:
                 writer.close()
+            except OSError as error:
+                self._tell(error)
             finally:
                 if self._lock is not None:
                     self._lock.release()
+
+    def _fail(self, error: OSError) -> None:
+        """Let go of the file, which is torn where it failed."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with suppress(OSError, ValueError):
+                writer.close()
+        if self._lock is not None:
+            self._lock.release()
+        self._tell(error)
+
+    def _tell(self, error: OSError) -> None:
+        failure = error if isinstance(error, NotWritten) else NotWritten.of(self._path, error)
+        if self._on_failure is None:
+            raise failure from error
+        self._on_failure(failure)
 
     @property
     def writer(self) -> Writer | None:

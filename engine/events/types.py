@@ -311,7 +311,32 @@ def digest(tags: Mapping[str, Any]) -> int:
 
 def digest_written(tags: Mapping[str, Any]) -> int:
     """Return the digest of tags that are in their written form already."""
-    return zlib.crc32(msgspec.json.encode(dict(sorted(tags.items()))))
+    try:
+        return zlib.crc32(_encode(dict(sorted(tags.items()))))
+    except UnicodeEncodeError:  # In the order of the names as they are written.
+        return zlib.crc32(_encode(dict(sorted(_escaped(tags).items()))))
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def encoded(value: Any) -> bytes:
+    """Return an event, or part of one, as JSON; what UTF-8 cannot write (half a surrogate pair) is escaped."""
+    try:
+        return _encode(value)
+    except UnicodeEncodeError:
+        return _encode(_escaped(msgspec.to_builtins(value)))
+
+
+def _escaped(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode("utf-8")
+        case Mapping():
+            return {_escaped(name): _escaped(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_escaped(item) for item in value]
+    return value
 
 
 def unwritten(tags: Mapping[str, Any]) -> dict[str, Any]:

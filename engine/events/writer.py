@@ -8,14 +8,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Protocol
 
-import msgspec
-
+from asyncrl.engine.errors import NotWritten
 from asyncrl.engine.events.reopen import Tail
 from asyncrl.engine.events.segments import Finisher
-from asyncrl.engine.events.types import AnyEvent, Checkpointed
+from asyncrl.engine.events.types import AnyEvent, Checkpointed, encoded
 
 SEGMENT_BYTES = 64 << 20
 _LULL_S = 0.2
@@ -51,7 +51,6 @@ class FileWriter:
         self._compress = compress
         self._finisher = Finisher(path, tail.segments)
         self._file: IO[bytes] | None = path.open("ab")
-        self._encode = msgspec.json.Encoder().encode
         self._bytes = tail.bytes
         self._first = tail.first
         for segment in tail.segments:
@@ -68,7 +67,7 @@ class FileWriter:
         first = self._first
         for event in events:
             first = first or event.seq
-            line = self._encode(event)
+            line = encoded(event)
             lines.append(line)
             size += len(line) + 1
             if size >= self._segment_bytes:
@@ -86,9 +85,12 @@ class FileWriter:
 
     def close(self) -> None:
         if self._file is not None:
-            self._sync()
-            self._file.close()
-            self._file = None
+            file = self._file
+            try:
+                self._sync()
+            finally:
+                self._file = None
+                file.close()
 
     def _put(self, lines: Sequence[bytes]) -> None:
         if lines:
@@ -118,6 +120,7 @@ class ThreadedWriter:
     """
 
     def __init__(self, path: Path, *, tail: Tail | None = None, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._path = path
         self._pending: deque[AnyEvent] = deque()
         self._wake = threading.Condition()
         self._closing = False
@@ -153,7 +156,7 @@ class ThreadedWriter:
 
     def _raise(self) -> None:
         if self._error is not None:
-            raise OSError(f"the event log could not be written: {self._error}") from self._error
+            raise NotWritten.of(self._path, self._error) from self._error
 
     def _run(self) -> None:
         try:
@@ -170,6 +173,8 @@ class ThreadedWriter:
             self._writer.close()
         except BaseException as error:  # The thread's edge: the caller hears it at its next call.
             self._error = error
+            with suppress(OSError, ValueError):
+                self._writer.close()
             with self._wake:
                 self._wake.notify_all()
         finally:

@@ -18,6 +18,10 @@ _FRUGAL = {
     "TQ_CLIENT_ZMQ_IO_THREADS": "1",
     "TQ_NUM_THREADS": "1",
 }
+_AS_STARTED = {
+    # Under `uv run` Ray would make every worker build the project's environment anew, after packing up the folder.
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+}
 _QUIET = {
     "TQ_LOGGING_LEVEL": "ERROR",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -30,6 +34,6 @@ def prepare(threads: int) -> None:
     late = "ray" in sys.modules and os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") != "0"
     if late:
         raise RuntimeError("prepare the environment before importing ray, or Ray listens on all interfaces")
-    wanted = {**_LOOPBACK, **_FRUGAL, **_QUIET, "OMP_NUM_THREADS": str(threads)}
+    wanted = {**_LOOPBACK, **_FRUGAL, **_AS_STARTED, **_QUIET, "OMP_NUM_THREADS": str(threads)}
     for name, value in wanted.items():
         os.environ.setdefault(name, value)

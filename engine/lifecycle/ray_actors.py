@@ -71,8 +71,8 @@ class RankActor(_RemoteActor):
         super().__init__(config, index, user_path, threads=config.trainer.threads)
         self._model = rank_model(config, index)
 
-    async def connect(self, store: str) -> None:
-        """Attach to the data plane and meet the other ranks at the file `store`."""
+    async def connect(self, meeting: str) -> None:
+        """Attach to the data plane and meet the other ranks at the address `meeting`."""
         reducer: Reducer = Alone()
         if self._config.trainer.ranks > 1:
             nccl = _has_own_gpu(self._model, self._config.trainer.ranks)
@@ -82,7 +82,7 @@ class RankActor(_RemoteActor):
             reducer = gloo = Gloo(
                 rank=self._index,
                 ranks=self._config.trainer.ranks,
-                store=store,
+                meeting=meeting,
                 timeout_s=self._config.trainer.step_timeout_s,
                 offload=in_thread,
                 nccl=nccl,

@@ -5,7 +5,7 @@ Invariant: whatever was started here is gone when the context ends, however it e
 
 import importlib
 import logging
-import tempfile
+import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -28,6 +28,7 @@ from asyncrl.engine.model.tokenizer import load_tokenizer
 from asyncrl.engine.outbox import Numbered
 from asyncrl.engine.records import Grant
 from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.trainers.reducer import MeetingPoint
 
 log = structlog.get_logger()
 
@@ -126,23 +127,31 @@ class RemoteRank(RemoteActor):
 async def ray_cluster() -> AsyncIterator[None]:
     """Start Ray on this node's loopback for the length of the context; `prepare` comes first."""
     logging.getLogger("ray").setLevel(logging.ERROR)
-    start = partial(
-        ray.init,
-        address="local",
-        namespace="asyncrl",
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        configure_logging=False,
-        _node_ip_address="127.0.0.1",
-    )
-    await anyio.to_thread.run_sync(start)
+    await anyio.to_thread.run_sync(_start_ray)
     log.info("Ray started")
     try:
         yield
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(ray.shutdown)
+
+
+def _start_ray() -> None:
+    # Ray's processes inherit what this thread blocks. A terminal that closes sends SIGHUP to all of them: they
+    # would die before the driver, which takes it, has settled. The driver's own threads hear it all the same.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        ray.init(
+            address="local",
+            namespace="asyncrl",
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            configure_logging=False,
+            _node_ip_address="127.0.0.1",
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @asynccontextmanager
@@ -169,7 +178,8 @@ async def ray_world(config: RunConfig) -> AsyncIterator[World]:
     start_s = config.supervision.start_timeout_s
     async with AsyncExitStack() as stack:
         stack.callback(_kill, [handle.actor for handle in (*collectors, *ranks)])
-        meeting = stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncrl-"))
+        # Here, so that it is there before the first rank and outlives the last.
+        meeting = MeetingPoint()
         try:
             with anyio.fail_after(start_s):
                 plane = await TransferQueuePlane.start(
@@ -187,7 +197,7 @@ async def ray_world(config: RunConfig) -> AsyncIterator[World]:
                     for collector in collectors:
                         tasks.start_soon(partial(collector.connect, timeout_s=start_s))
                     for rank in ranks:
-                        tasks.start_soon(partial(rank.connect, f"{meeting}/ranks", timeout_s=start_s))
+                        tasks.start_soon(partial(rank.connect, meeting.address, timeout_s=start_s))
         except TimeoutError as error:
             if isinstance(error, Overdue):
                 raise

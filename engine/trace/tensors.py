@@ -6,6 +6,7 @@ The plan, advantages, masks and counts are not recorded: the replay derives them
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from asyncrl.engine.data_plane.base import DataPlane
-from asyncrl.engine.errors import TraceError
+from asyncrl.engine.errors import NotWritten, TraceError
 from asyncrl.engine.lifecycle.base import PARTITION
 from asyncrl.engine.offload import Offload
 from asyncrl.engine.records import MicroBatch
@@ -45,7 +46,10 @@ class TensorRecorder:
         self._run = run
         self._offload = offload
         self._later = tuple(columns)
-        (run / FOLDER).mkdir(parents=True, exist_ok=True)
+        try:
+            (run / FOLDER).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise NotWritten.of(run / FOLDER, error) from error
 
     async def record(self, step: int, keys: Sequence[str]) -> None:
         names = (*COLUMNS, *self._later, *extras_of(await self._plane.partition(PARTITION)))
@@ -60,8 +64,13 @@ class TensorRecorder:
         part = path.with_suffix(".part")
 
         def write() -> None:
-            save_file(tensors, part, metadata=metadata)
-            part.replace(path)
+            try:
+                save_file(tensors, part, metadata=metadata)
+                part.replace(path)
+            except (OSError, SafetensorError) as error:
+                with suppress(OSError):  # What there is of it takes room that the log may need.
+                    part.unlink(missing_ok=True)
+                raise NotWritten.of(path, error) from error
 
         await self._offload(write)
 

@@ -3,9 +3,10 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+
+from asyncrl.trainers.reducer import MeetingPoint
 
 MEMBER = """
 import json, sys
@@ -13,9 +14,9 @@ import anyio, torch
 from asyncrl.engine.offload import in_thread
 from asyncrl.trainers.reducer import Gloo
 
-async def main(rank, ranks, store):
+async def main(rank, ranks, meeting):
     torch.cuda.set_device(rank)
-    reducer = Gloo(rank=rank, ranks=ranks, store=store, timeout_s=60.0, offload=in_thread, nccl=True)
+    reducer = Gloo(rank=rank, ranks=ranks, meeting=meeting, timeout_s=60.0, offload=in_thread, nccl=True)
     await reducer.join()
     on_gpu = await reducer.sum(torch.tensor([1.0, 10.0 ** rank], device=f"cuda:{rank}"))
     on_cpu = await reducer.sum(torch.tensor([1.0, 10.0 ** rank], dtype=torch.float64))
@@ -29,11 +30,12 @@ torch.distributed.destroy_process_group()
 
 @pytest.mark.gpus(2)
 @pytest.mark.timeout(120)
-def test_every_process_gets_the_sum_of_all(tmp_path: Path) -> None:
+def test_every_process_gets_the_sum_of_all() -> None:
     command = [sys.executable, "-c", MEMBER]
+    point = MeetingPoint()
     members = [
         subprocess.Popen(
-            [*command, str(rank), "2", str(tmp_path / "store")],
+            [*command, str(rank), "2", point.address],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

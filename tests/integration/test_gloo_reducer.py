@@ -3,9 +3,10 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+
+from asyncrl.trainers.reducer import MeetingPoint
 
 MEMBER = """
 import json, sys
@@ -13,8 +14,8 @@ import anyio, torch
 from asyncrl.engine.offload import in_thread
 from asyncrl.trainers.reducer import Gloo
 
-async def main(rank, ranks, store, timeout_s):
-    reducer = Gloo(rank=rank, ranks=ranks, store=store, timeout_s=timeout_s, offload=in_thread)
+async def main(rank, ranks, meeting, timeout_s):
+    reducer = Gloo(rank=rank, ranks=ranks, meeting=meeting, timeout_s=timeout_s, offload=in_thread)
     await reducer.join()
     totals = []
     for i in range(3):
@@ -28,9 +29,9 @@ torch.distributed.destroy_process_group()
 """
 
 
-def start(rank: int, ranks: int, store: Path, timeout_s: float) -> "subprocess.Popen[str]":
+def start(rank: int, ranks: int, meeting: str, timeout_s: float) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", MEMBER, str(rank), str(ranks), str(store), str(timeout_s)],
+        [sys.executable, "-c", MEMBER, str(rank), str(ranks), meeting, str(timeout_s)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -38,8 +39,10 @@ def start(rank: int, ranks: int, store: Path, timeout_s: float) -> "subprocess.P
 
 
 @pytest.mark.timeout(90)
-def test_every_process_gets_the_sum_of_all(tmp_path: Path) -> None:
-    members = [start(rank, 2, tmp_path / "store", 60.0) for rank in range(2)]
+def test_every_process_gets_the_sum_of_all() -> None:
+    """FOUND-C12: they meet without a file."""
+    point = MeetingPoint()
+    members = [start(rank, 2, point.address, 60.0) for rank in range(2)]
     for member in members:
         out, err = member.communicate(timeout=80)
         assert member.returncode == 0, err
@@ -47,9 +50,10 @@ def test_every_process_gets_the_sum_of_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(90)
-def test_a_process_that_nobody_joins_ends_with_an_error(tmp_path: Path) -> None:
+def test_a_process_that_nobody_joins_ends_with_an_error() -> None:
     """No wait without a deadline: the other rank never comes."""
-    member = start(0, 2, tmp_path / "store", 5.0)
+    point = MeetingPoint()
+    member = start(0, 2, point.address, 5.0)
     _, err = member.communicate(timeout=80)
     assert member.returncode != 0
     assert "DistStoreError" in err or "imeout" in err or "timed out" in err

@@ -3,9 +3,10 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+
+from asyncrl.trainers.reducer import MeetingPoint
 
 MEMBER = """
 import json, sys
@@ -21,8 +22,8 @@ from asyncrl.trainers.siblings import GlooSiblings
 
 KEYS = tuple(f"v0_p0_g{i}" for i in range(3))
 
-async def main(rank, ranks, store):
-    reducer = Gloo(rank=rank, ranks=ranks, store=store, timeout_s=60, offload=in_thread)
+async def main(rank, ranks, meeting):
+    reducer = Gloo(rank=rank, ranks=ranks, meeting=meeting, timeout_s=60, offload=in_thread)
     await reducer.join()
     siblings = GlooSiblings(list(range(ranks)), timeout_s=60, offload=in_thread)
     plane = LocalPlane()
@@ -66,11 +67,12 @@ torch.distributed.destroy_process_group()
 
 
 @pytest.mark.timeout(90)
-def test_three_siblings_share_what_their_leader_reads(tmp_path: Path) -> None:
+def test_three_siblings_share_what_their_leader_reads() -> None:
     """Reads ahead run beside all-reduces of another group; a failed read fails on all, with its reason."""
+    point = MeetingPoint()
     members = [
         subprocess.Popen(
-            [sys.executable, "-c", MEMBER, str(rank), "3", str(tmp_path / "store")],
+            [sys.executable, "-c", MEMBER, str(rank), "3", point.address],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -104,6 +104,13 @@ def test_a_bad_filter_is_refused_by_name(command: Command, name: str, message: s
     assert "Traceback" not in result.stderr
 
 
+def test_a_filter_whose_state_is_not_json_is_refused_by_a_dry_run(command: Command) -> None:
+    """FOUND-C15: not after the whole run."""
+    result = command("train", "--dry-run", "--filter", "user_filters:Sets")
+    assert result.exit_code == 2
+    assert "filter Sets: its state_dict must give plain JSON values" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("entry", "message"),
     [

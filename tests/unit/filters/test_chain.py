@@ -1,5 +1,6 @@
 """The chain: order, first drop, rescue, masks, groups with too few live samples, state."""
 
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -237,3 +238,48 @@ def test_time_is_counted_by_filter() -> None:
         "zero_std": 2.0,
         "Says": 2.0,
     }
+
+
+class Raises(BaseRolloutFilter):
+    """Raises `error` from `judge`, or, with `where`, from `state_dict` or its tagger."""
+
+    def __init__(self, error: BaseException, where: str = "judge") -> None:
+        self.error = error
+        self.where = where
+        self.taggers = {"words": self.tag}  # type: ignore[misc]
+
+    def judge(self, group: GroupView, context: FilterContext) -> Verdict:
+        if self.where == "judge":
+            raise self.error
+        return keep_()
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.where == "state_dict":
+            raise self.error
+        return {"ids": {1, 2}} if self.where == "json" else {}
+
+    def tag(self, tokens: Sequence[int]) -> int:
+        raise self.error
+
+
+def test_a_filter_that_exits_is_an_error_with_its_name() -> None:
+    """FOUND-C14: sys.exit(0) in a filter would end the run as if it were done."""
+    for error in (SystemExit(0), GeneratorExit(), asyncio.CancelledError()):
+        with pytest.raises(FilterError, match=r"filter Raises raised (SystemExit|GeneratorExit|CancelledError)"):
+            Chain([Raises(error)]).judge([fake_group(0, [0.0, 1.0])], CONTEXT)
+        with pytest.raises(FilterError, match="filter Raises: its tagger 'words' raised"):
+            Chain([Raises(error, "tagger")]).taggers["words"]([1, 2])
+        with pytest.raises(FilterError, match="filter Raises: its state_dict"):
+            Chain([Raises(error, "state_dict")]).state_dict()
+
+
+def test_a_keyboard_interrupt_in_a_filter_is_the_users() -> None:
+    """FOUND-C14: it stays what it is."""
+    with pytest.raises(KeyboardInterrupt):
+        Chain([Raises(KeyboardInterrupt())]).judge([fake_group(0, [0.0, 1.0])], CONTEXT)
+
+
+def test_state_that_is_not_json_names_its_filter() -> None:
+    """FOUND-C15: before anything is written."""
+    with pytest.raises(FilterError, match=r"filter Raises: its state_dict must give plain JSON values.*set"):
+        Chain([ZeroStd(), Raises(SystemExit(), "json")]).state_dict()

@@ -31,6 +31,14 @@ class NoJudge(BaseRolloutFilter):
     pass
 
 
+class Breaks(BaseRolloutFilter):
+    def __init__(self, error: str = "KeyError"):
+        raise {"KeyError": KeyError("limit"), "SystemExit": SystemExit(3)}[error]
+
+    def judge(self, group, context):
+        return None
+
+
 def function(group):
     return None
 """
@@ -41,11 +49,14 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Give a user's folder on the path: `my_filters` with classes, and `asyncrl_plugin` as an installed package."""
     (tmp_path / "my_filters.py").write_text(SOURCE)
     (tmp_path / "broken_filters.py").write_text("raise RuntimeError('no')\n")
+    (tmp_path / "exiting_filters.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "torn_filters.py").write_text("class Torn(\n")
     info = tmp_path / "asyncrl_plugin-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: asyncrl-plugin\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         f"[{ENTRY_POINT_GROUP}]\ntoo_long = my_filters:TooLong\ngone = my_filters:Gone\nbroken = broken_filters:X\n"
+        "exiting = exiting_filters:X\ntorn = torn_filters:X\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "my_filters", raising=False)
@@ -106,6 +117,25 @@ def test_an_entry_that_cannot_work_is_an_error_that_says_what_to_write(
     module: str, entry: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says.replace("?", r"\?")):
+        build_filter(entry)
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({"name": "my_filters:Breaks"}, r"filter my_filters:Breaks: its constructor raised KeyError\('limit'\)"),
+        ({"name": "my_filters:Breaks", "error": "SystemExit"}, r"its constructor raised SystemExit\(3\)"),
+        ({"name": "exiting_filters:X"}, r"importing exiting_filters raised SystemExit\(0\)"),
+        ({"name": "torn_filters:X"}, "importing torn_filters raised SyntaxError"),
+        ({"name": "exiting"}, r"filter exiting, an entry point:.* raised SystemExit\(0\)"),
+        ({"name": "torn"}, "filter torn, an entry point:.* raised SyntaxError"),
+    ],
+)
+def test_whatever_a_users_filter_raises_while_it_is_built_is_named(
+    module: str, entry: dict[str, Any], says: str
+) -> None:
+    """FOUND-C16: by its constructor, or by its module's body."""
+    with pytest.raises(ConfigError, match=says):
         build_filter(entry)
 
 

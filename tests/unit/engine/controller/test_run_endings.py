@@ -8,6 +8,7 @@ import pytest
 
 from asyncrl.engine.controller import Controller
 from asyncrl.engine.data_plane.base import DataPlane
+from asyncrl.engine.ending import Ending
 from asyncrl.engine.errors import ConfigError, Overdue
 from asyncrl.engine.events.types import Judged, StepEnded, StepStarted
 from asyncrl.engine.testing.fakes import HANG_S, FakeGenerator, FakeTask, FaultyPlane
@@ -99,12 +100,21 @@ def test_a_slow_clear_takes_no_other_groups_with_it() -> None:
     assert clean(outcome)
 
 
-def interrupt_at(seconds: float) -> Callable[[Controller], Any]:
+def interrupt_at(seconds: float, ending: Ending | None = None) -> Callable[[Controller], Any]:
     async def beside(controller: Controller) -> None:
         await anyio.sleep(seconds)
-        controller.interrupt()
+        controller.interrupt(ending)
 
     return beside
+
+
+def test_an_end_from_outside_has_its_own_code_and_cause() -> None:
+    """FOUND-C8, FOUND-C11: as for a signal that is not Ctrl-C, and a disk that is full."""
+    ending = Ending(1, "disk full", OSError("disk full"))
+    outcome = simulate(simulated_config(run__steps=1000), beside=interrupt_at(2.5, ending))
+    assert outcome.ending is ending
+    assert len(outcome.of(StepStarted)) == len(outcome.of(StepEnded)) > 0
+    assert clean(outcome)
 
 
 @pytest.mark.parametrize("staleness", [0, 2])

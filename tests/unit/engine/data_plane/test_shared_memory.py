@@ -72,6 +72,15 @@ def test_what_a_killed_owner_left_goes_with_the_next_start_and_a_living_ones_sta
     assert {path.name for path in tmp_path.iterdir()} == {living.path.name}
 
 
+def test_what_a_killed_owner_left_goes_before_room_is_looked_for(tmp_path: Path) -> None:
+    """FOUND-C12: with `auto` leftovers would else fill the memory, and then nobody would come to remove them."""
+    left = SharedMemory.create(tmp_path)
+    assert left._lock is not None
+    os.close(left._lock)  # As the kernel does for a process that is killed.
+    shared_directory("auto", usual=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_process_of_another_host_is_told_what_to_set(tmp_path: Path) -> None:
     with pytest.raises(DataPlaneError, match="shared_memory: null"):
         SharedMemory.open(tmp_path / "asyncrl-elsewhere")

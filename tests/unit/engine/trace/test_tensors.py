@@ -14,7 +14,7 @@ from asyncrl.configs import Override, RunConfig, load
 from asyncrl.engine.controller import Controller
 from asyncrl.engine.data_plane.base import Partition
 from asyncrl.engine.data_plane.local import LocalPlane
-from asyncrl.engine.errors import TraceError
+from asyncrl.engine.errors import NotWritten, TraceError
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import SCHEMA, RunStarted
@@ -239,3 +239,24 @@ def test_a_file_of_the_first_format_is_still_read(tmp_path: Path) -> None:
     save_file(load_file(step_file(tmp_path, 1)), step_file(tmp_path, 1))
     then = rebuild(tmp_path, works)
     assert [[bits(rows) for rows in rank] for rank in then.rows] == [[bits(r) for r in rank] for rank in now.rows]
+
+
+@pytest.mark.parametrize("taken", ["tensors", "tensors/step-000001.safetensors"])
+def test_rows_that_cannot_be_written_name_the_file_and_leave_no_part_of_it(tmp_path: Path, taken: str) -> None:
+    """FOUND-C11: what there is of it would take the room that the log needs."""
+    keys = fake_group(0, [1.0]).keys
+
+    async def main() -> None:
+        plane = LocalPlane()
+        await plane.register(Partition(PARTITION, 1, COLUMNS, ("trainer",)))
+        columns = {TOKENS: [torch.ones(2, dtype=torch.int32)], LOGPROBS: [torch.zeros(1)]}
+        await plane.put(PARTITION, fake_group(0, [1.0]), columns)
+        await TensorRecorder(plane, tmp_path, offload=in_place).record(1, keys)
+
+    if taken == "tensors":
+        (tmp_path / taken).write_text("")
+    else:
+        (tmp_path / taken).mkdir(parents=True)
+    with pytest.raises(NotWritten, match=f"{taken} could not be written"):
+        anyio.run(main)
+    assert list(tmp_path.rglob("*.part")) == []
