@@ -13,9 +13,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from asyncrl.engine.records import MicroBatch, Plan
-from asyncrl.trainers.layout import by_locality, in_lockstep, in_order, rank_by_rank, split_updates
-from asyncrl.trainers.samples import Layout, Samples
-from asyncrl.trainers.swaps import Floats, Ints, ascending
+from asyncrl.trainers.planning.layouts import by_locality, in_lockstep, in_order, rank_by_rank, split_updates
+from asyncrl.trainers.planning.samples import Floats, Ints, Layout, Samples, loads_of, stable_order
 
 Cost = Callable[[Ints], Floats] | Mapping[str, float]
 """What samples cost: a function of an array of their tokens (padded), or a number for each key."""
@@ -48,6 +47,11 @@ def plan_batch(
     `cost` (default: padded tokens). Bins without a sample become fillers that repeat the shortest
     sample with weight zero. ValueError for no samples, or one over the budget.
 
+    Worst and best fit pack; longest-first assignment and swaps balance; subset sums fill nearly full batches;
+    Karmarkar-Karp differencing balances few samples; groups are laid end to end and cut. `trainers/planning/` has a
+    file for each, which says what figure it buys. Example: lengths 9, 8, 7, 2, 1 on two ranks with a budget of 12
+    make two micro-batches per rank, 12 tokens (9; 2 and 1) against 15 (8; 7), the most even there is.
+
     align: each sample takes a multiple of this many tokens of the budget (tensor and context parallelism).
     groups: key to group; a group's samples go to one rank, or two, where that takes no more micro-batches
         and no rank's cost exceeds for it the mean by more than `tolerance`, or the heaviest rank's without.
@@ -72,7 +76,7 @@ def plan_batch(
         raise ValueError(f"updates is {updates}; a forward-only plan updates nothing, so it takes 1")
     samples = _samples(lengths, cost=cost, align=align, groups=groups if balance else None, ordered=balance)
     capacity = budget_tokens // align
-    if int(samples.units.max()) > capacity:
+    if int(samples.sizes.max()) > capacity:
         raise ValueError(_too_long(lengths, budget_tokens, align))
     hands: list[list[MicroBatch]] = [[] for _ in range(ranks)]
     counts = []
@@ -81,8 +85,8 @@ def plan_batch(
             layout = in_order(part, ranks=ranks, capacity=capacity, lockstep=not forward_only)
         elif forward_only:
             layout = rank_by_rank(part, ranks=ranks, capacity=capacity, tolerance=tolerance)
-        elif part.group is not None:
-            layout = by_locality(part, part.group, ranks=ranks, capacity=capacity, tolerance=tolerance)
+        elif part.groups is not None:
+            layout = by_locality(part, part.groups, ranks=ranks, capacity=capacity, tolerance=tolerance)
         else:
             layout = in_lockstep(part, ranks=ranks, capacity=capacity)
         batches = _batches(part, layout)
@@ -129,10 +133,10 @@ def _numbered(names: Iterable[str], count: int) -> Ints:
 def _batches(samples: Samples, layout: Layout) -> list[MicroBatch]:
     """Return the micro-batch of each bin, its keys in order."""
     count = len(layout.ranks)
-    by_bin = ascending(layout.bins)
+    by_bin = stable_order(layout.bins)
     names = tuple(samples.keys[by_bin].tolist())
     tokens = np.bincount(layout.bins, weights=samples.tokens, minlength=count).astype(np.int64).tolist()
-    costs = np.bincount(layout.bins, weights=samples.costs, minlength=count).tolist()
+    costs = loads_of(layout.bins, samples.costs, count=count).tolist()
     ends = np.bincount(layout.bins, minlength=count).cumsum().tolist()
     at = samples.shortest
     filler = MicroBatch((samples.keys[at],), int(samples.tokens[at]), True, float(samples.costs[at]))

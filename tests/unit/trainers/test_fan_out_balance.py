@@ -71,22 +71,6 @@ def test_small_plans_are_as_even_as_brute_force_finds_them(seed: int) -> None:
     assert imbalance(plan) <= max(1.02, best + 1e-9)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "each", "heaviest"),
-    [
-        ([57, 303, 584, 72, 659, 1000, 215, 152, 218], 2, 1641),
-        ([297, 555, 355, 302, 275, 349, 172, 1000, 44, 184, 303, 1000, 672], 3, 2754),
-    ],
-)
-def test_few_samples_are_dealt_anew_where_swaps_get_stuck(sizes: list[int], each: int, heaviest: int) -> None:
-    """Two ranks: the first is the best by brute force, the second even."""
-    plan = plan_batch({f"v0_p0_g{i}": n for i, n in enumerate(sizes)}, ranks=2, budget_tokens=1000)
-    assert len(plan.ranks[0]) == each
-    assert max(sum(batch.tokens for batch in rank) for rank in plan.ranks) == heaviest
-    if len(sizes) < 10:
-        assert imbalance(plan) == pytest.approx(best_possible(sizes, ranks=2, each=each, budget=1000))
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_64_samples_on_8_ranks_are_within_two_percent(seed: int) -> None:
     assert imbalance(plan_batch(log_normal(64, seed), ranks=8, budget_tokens=CAPACITY)) <= 1.02

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.trainers.packing import _fill, _fill_empty, _fit, _refill, least_bins, pack, pack_apart, pack_into
+from asyncrl.trainers.planning.bin_packing import (
+    _fill_empty,
+    _fit,
+    _repack,
+    lower_bound,
+    pack,
+    pack_by_owner,
+    pack_into,
+)
+from asyncrl.trainers.planning.subset_sums import fill_bins
 
 some_sizes = st.lists(st.integers(0, 30), min_size=1, max_size=30)
 
@@ -39,18 +48,18 @@ def threshold_bound(sizes: list[int], capacity: int) -> int:
 @settings(deadline=None, max_examples=150)
 @given(some_sizes, st.integers(30, 61))
 def test_the_bound_is_that_of_the_book(sizes: list[int], capacity: int) -> None:
-    assert least_bins(descending(sizes), capacity=capacity) == threshold_bound(sizes, capacity)
+    assert lower_bound(descending(sizes), capacity=capacity) == threshold_bound(sizes, capacity)
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(1, 10), min_size=1, max_size=5), st.integers(10, 14))
 def test_no_packing_is_below_the_bound(sizes: list[int], capacity: int) -> None:
-    assert least_bins(descending(sizes), capacity=capacity) <= brute_least(sizes, capacity)
+    assert lower_bound(descending(sizes), capacity=capacity) <= brute_least(sizes, capacity)
 
 
 def test_the_bound_sees_large_samples_that_share_no_bin() -> None:
     """Three of 6 and two of 5 in bins of 10: 28 tokens, and yet four bins."""
-    assert least_bins(descending([6, 6, 6, 5, 5]), capacity=10) == 4
+    assert lower_bound(descending([6, 6, 6, 5, 5]), capacity=10) == 4
 
 
 @settings(deadline=None, max_examples=150)
@@ -78,18 +87,18 @@ def test_empty_bins_get_the_smallest_of_the_fullest() -> None:
 def test_bins_are_filled_to_the_last_token_where_fits_leave_gaps() -> None:
     """60 = 44+8+8 = 24+22+8+6 = 24+21+9+6; longest first, worst or best fit, wants a fourth bin."""
     sizes = [44, 24, 24, 22, 21, 9, 8, 8, 8, 6, 6]
-    bins = _fill(sizes, 3, capacity=60)
+    bins = fill_bins(sizes, 3, capacity=60)
     assert np.bincount(bins, weights=sizes).tolist() == [60, 60, 60]
 
 
 def test_what_no_bin_has_room_for_is_marked() -> None:
-    assert sorted(_fill([6, 6, 6], 2, capacity=10).tolist()) == [-1, 0, 1]
+    assert sorted(fill_bins([6, 6, 6], 2, capacity=10).tolist()) == [-1, 0, 1]
 
 
 def test_samples_stay_in_their_owners_bins_while_these_have_room() -> None:
     """Owner 1 has 5, 4, 3 and 2 for two bins of 6: the 3 goes to owner 0, who has room beside its own 3."""
     sizes, owner = descending([6, 5, 4, 3, 3, 2]), np.array([0, 1, 1, 0, 1, 1])
-    bins = pack_apart(sizes, owner, hands=2, each=2, capacity=6)
+    bins = pack_by_owner(sizes, owner, ranks=2, per_rank=2, capacity=6)
     assert bins is not None
     assert np.bincount(bins, weights=sizes, minlength=4).max() <= 6
     moved = np.flatnonzero(bins // 2 != owner)
@@ -101,7 +110,7 @@ def test_owners_that_fill_all_bins_are_packed_to_the_last_token() -> None:
     parts = [rng.multinomial(100 - 8, [1 / 8] * 8) + 1 for _ in range(12)]
     sizes, owner = np.concatenate(parts), np.repeat(np.arange(12) // 3, 8)
     order = np.argsort(-sizes, kind="stable")
-    bins = pack_apart(sizes[order], owner[order], hands=4, each=3, capacity=100)
+    bins = pack_by_owner(sizes[order], owner[order], ranks=4, per_rank=3, capacity=100)
     assert bins is not None
     assert np.bincount(bins, weights=sizes[order]).tolist() == [100] * 12
 
@@ -113,7 +122,7 @@ def test_what_is_left_over_is_placed_by_filling_the_roomiest_bins_anew() -> None
     fitted = _fit(sizes, count, capacity=16_384, levelled=len(sizes) * 6 // 10)
     assert fitted is not None
     assert (fitted < 0).sum() > 20
-    bins = _refill(sizes, fitted, count, capacity=16_384)
+    bins = _repack(sizes, fitted, count, capacity=16_384)
     assert (bins >= 0).all()
     assert np.bincount(bins, weights=sizes).max() <= 16_384
     assert len(set(fitted[bins != fitted].tolist()) - {-1}) <= count // 16

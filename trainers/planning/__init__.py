@@ -1,0 +1,1 @@
+"""The planner behind `plan_batch`: samples into micro-batches (bins), micro-batches onto ranks."""
