@@ -13,7 +13,9 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class Run(Section):
@@ -239,7 +241,7 @@ class Supervision(Section):
 
 
 class RunConfig(Section):
-    """Everything a run is told. `filters` lists the chain in order: a name or module:Class, and parameters."""
+    """Everything a run is told."""
 
     run: Run
     model: Model
@@ -247,6 +249,7 @@ class RunConfig(Section):
     rollout: Rollout
     collector: Collector
     filters: list[dict[str, Any]]
+    """The chain of filters in order: of each its `name`, built in or `module:Class`, and its parameters."""
     trainer: Trainer
     data_plane: DataPlane
     supervision: Supervision

@@ -1,20 +1,48 @@
-"""`asyncrl config`: the resolved configuration, with where each value came from."""
+"""`asyncrl config`: the resolved configuration, with where each value came from; or what its keys mean."""
 
 import json
+import textwrap
+from typing import Annotated
 
 import typer
 
 from asyncrl.configs import Loaded, flatten
-from asyncrl.engine.cli.options import ConfigOption, FilterOption, SetOption, resolve
+from asyncrl.configs.reference import Entry, explain
+from asyncrl.engine.cli.options import ConfigOption, FilterOption, SetOption, fail, resolve
+from asyncrl.engine.errors import ConfigError
 
 
-def show_config(config: ConfigOption = "default", filter_: FilterOption = None, set_: SetOption = None) -> None:
-    """Print every value in force and its source."""
-    typer.echo(describe(resolve(config, [], filter_ or [], set_ or [])))
+def show_config(
+    key: Annotated[
+        str | None, typer.Argument(metavar="[KEY]", help="With --explain: a key, a section, or nothing for all.")
+    ] = None,
+    config: ConfigOption = "default",
+    filter_: FilterOption = None,
+    set_: SetOption = None,
+    explain_: Annotated[
+        bool, typer.Option("--explain", help="Print what keys take, their defaults and what they mean.")
+    ] = False,
+) -> None:
+    """Print every value in force and its source, or explain keys."""
+    if not explain_:
+        if key is not None:
+            fail(f"config {key}: to explain a key, write asyncrl config --explain {key}")
+        typer.echo(describe(resolve(config, [], filter_ or [], set_ or [])))
+        return
+    try:
+        entries = explain(key)
+    except ConfigError as error:
+        fail(str(error))
+    typer.echo("\n\n".join(map(_explained, entries)))
+
+
+def _explained(entry: Entry) -> str:
+    meaning = textwrap.fill(entry.meaning, width=100, initial_indent="    ", subsequent_indent="    ")
+    return f"{entry.path}: {entry.takes}; default {entry.default}\n{meaning}"
 
 
 def describe(loaded: Loaded) -> str:
-    """Return one line a value: path, value, source."""
+    """Return one line per value: path, value, source."""
     values = {path: json.dumps(value) for path, value in flatten(loaded.config).items()}
     wide = max(map(len, values))
     return "\n".join(f"{path:<{wide}} = {value}  # {loaded.sources[path]}" for path, value in values.items())

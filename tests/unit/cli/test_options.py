@@ -186,3 +186,14 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_starts(command: Comm
     assert (
         f"{path} (from --set {path}=cuda) is 'cuda' and torch sees no GPU here; it must be auto or cpu" in done.output
     )
+
+
+def test_config_explains_a_key_and_refuses_an_unknown_one(command: Command) -> None:
+    result = command("config", "--explain", "rollout.max_staleness")
+    assert result.exit_code == 0
+    assert "rollout.max_staleness: an integer of at least 0; default 2" in result.output
+    assert "0 is synchronous training" in result.output
+    unknown = command("config", "--explain", "max_stalenes")
+    assert unknown.exit_code == 2
+    assert "did you mean max_staleness?" in unknown.output
+    assert "--explain seed" in command("config", "seed").output
