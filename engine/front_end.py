@@ -37,12 +37,18 @@ LEASE_LOST = "lease_lost"
 
 @dataclass(slots=True)
 class Batch:
-    """A batch in the making. `judged` holds group numbers in the order of judgement."""
+    """A batch in the making. `judged` holds group numbers in the order of judgement.
+
+    `trained` says whether the step found anything to train in it; None: not known yet. `masked` counts the
+    samples of a batch with nothing to train, by reason.
+    """
 
     index: int
     kept: list[Judgement] = field(default_factory=list)
     judged: list[int] = field(default_factory=list)
     drops: Counter[str] = field(default_factory=Counter)
+    masked: Counter[str] = field(default_factory=Counter)
+    trained: bool | None = None
     reward_sum: float = 0.0
     reward_count: int = 0
     partial: bool = False
@@ -94,6 +100,7 @@ class FrontEnd:
         self.statistics = RunningStatistics()
         self.batches = 0
         self.gate_waits = 0
+        self._handed_on: list[Batch] = []
         self._claims = 0
         self.poll_hits = 0
 
@@ -107,6 +114,10 @@ class FrontEnd:
         if not batch.judged:
             return batch
         self.batches += 1
+        refill = self._chain.refill
+        # Elsewhere than with `error` going on is what the user wants: each batch has attempts of its own.
+        if refill is not None and refill.on_exhausted == "error":
+            self._handed_on.append(batch)
         self._log.append(
             BatchJudged(
                 batch=batch.index,
@@ -155,6 +166,12 @@ class FrontEnd:
     def _attempts(self, batch: Batch) -> int:
         return -(-len(batch.judged) // self._groups_per_step)
 
+    def _in_vain(self) -> list[Batch]:
+        """Return the batches since the last one trained that were given up: they have spent attempts too."""
+        while any(batch.trained for batch in self._handed_on):
+            self._handed_on.pop(0)
+        return [batch for batch in self._handed_on if batch.trained is False]
+
     def _wanted(self, batch: Batch) -> int:
         """Return how many groups to judge next; 0 when the batch is complete."""
         refill = self._chain.refill
@@ -163,13 +180,18 @@ class FrontEnd:
         missing = self._groups_per_step - len(batch.kept)
         if missing <= 0 or batch.partial:
             return 0
-        budget = refill.max_attempts * self._groups_per_step - len(batch.judged)
+        spenders = [*self._in_vain(), batch]
+        judged = sum(len(one.judged) for one in spenders)
+        budget = refill.max_attempts * self._groups_per_step - judged
         if budget > 0:
             return min(missing, budget)
         spent = (
-            f"{len(batch.judged)} groups judged in {self._attempts(batch)} attempts, {len(batch.kept)} of "
-            f"{self._groups_per_step} kept; dropped: {dict(batch.drops)}"
+            f"{judged} groups judged in {sum(map(self._attempts, spenders))} attempts, {len(batch.kept)} of "
+            f"{self._groups_per_step} kept; dropped: {dict(sum((one.drops for one in spenders), Counter()))}"
         )
+        if len(spenders) > 1:
+            masked = dict(sum((one.masked for one in spenders), Counter()))
+            spent += f", masked samples: {masked}; {len(spenders) - 1} batches before had nothing left to train"
         if refill.on_exhausted == "error":
             raise RefillExhausted(
                 f"dynamic sampling used up its {refill.max_attempts} attempts: {spent}. "

@@ -69,7 +69,9 @@ class Step:
         began = self._clock()
         selection = await self._forward(batch)
         training = await self._let_go(batch.kept, selection)
-        if not selection.lengths:
+        batch.trained = bool(selection.lengths)
+        if not batch.trained:
+            batch.masked.update(reason for masks in selection.masks.values() for reason in masks.values())
             await self._groups.settle(_settlements(training, selection))
             return None
         plan = self._stages.plan(selection)

@@ -10,7 +10,8 @@ from asyncrl.engine.errors import RefillExhausted, TagError
 from asyncrl.engine.events.types import BatchJudged, Judged, Planned, Released, StepStarted
 from asyncrl.engine.testing.fakes import FakeTask
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
-from asyncrl.filters import BaseRolloutFilter, FilterContext, GroupView, Verdict, build_chain, keep, mask
+from asyncrl.filters import BaseRolloutFilter, FilterContext, GroupView, Verdict, build_chain, drop, keep, mask
+from asyncrl.filters.base import AFTER_LOGPROBS
 
 
 def chain(**parameters: Any) -> list[dict[str, Any]]:
@@ -208,3 +209,49 @@ def test_with_refill_a_group_of_which_nothing_is_trained_gives_its_place_back_be
     masked = [e for e in outcome.of(Judged) if e.group % 2 and e.batch in began and e.group in released]
     assert len(masked) >= 2
     assert {released[event.group] < began[event.batch] for event in masked} == {refill}
+
+
+class Killer(BaseRolloutFilter):
+    """The last stage: drops every group up to number `until`, or masks all its samples."""
+
+    stage = AFTER_LOGPROBS
+
+    def __init__(self, until: int = 1 << 30, masks: bool = False) -> None:
+        self._until = until
+        self._masks = masks
+
+    @property
+    def name(self) -> str:
+        return "killer"
+
+    def judge(self, group: GroupView, context: FilterContext) -> Verdict:
+        if group.group >= self._until:
+            return keep()
+        return mask(range(group.size), "all", keep_reward=True) if self._masks else drop("all")
+
+
+def killed(killer: Killer, **parameters: Any) -> Outcome:
+    config = simulated_config(rollout__groups_per_step=3, run__steps=2, run__batches=20, filters=chain(**parameters))
+    staleness, zero_std, sampling = build_chain(config.filters, min_live=2).filters
+    return simulate(config, filters=[staleness, zero_std, killer, sampling])
+
+
+@pytest.mark.parametrize(("masks", "said"), [(False, "'killer/all': 9"), (True, "masked samples: {'killer/all': 36}")])
+def test_attempts_are_used_up_by_groups_that_a_later_stage_takes_away(masks: bool, said: str) -> None:
+    """FOUND-C17: all are kept at the claim and lost after log-probabilities; three attempts are nine groups."""
+    outcome = killed(Killer(masks=masks), max_attempts=3)
+    assert isinstance(outcome.ending.error, RefillExhausted)
+    assert said in outcome.ending.reason
+    assert "3 batches before had nothing left to train" in outcome.ending.reason
+    assert outcome.progress.steps == 0
+    # A batch that the front end had ready when the third was given up may have been judged as well.
+    assert 9 <= len(outcome.of(Judged)) <= 12
+    assert clean(outcome)
+
+
+def test_a_batch_that_is_trained_gives_the_next_one_all_attempts_again() -> None:
+    """FOUND-C17: two batches in vain, then one that is trained, with a budget of three attempts, and so on."""
+    outcome = killed(Killer(until=6), max_attempts=3)
+    assert outcome.ending.code == 0
+    assert outcome.progress.steps == 2
+    assert clean(outcome)
