@@ -149,15 +149,30 @@ def test_an_actors_death_ends_the_run_in_seconds_with_its_name(tmp_path: Path, r
     assert run.left() == []
 
 
-def test_an_interrupt_finishes_the_step_settles_and_ends_with_130(tmp_path: Path, runs: list[Run]) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "reason"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "interrupted by SIGTERM"),
+        (signal.SIGHUP, 129, "interrupted by SIGHUP"),
+    ],
+)
+def test_a_signal_finishes_the_step_settles_and_ends_with_its_code(
+    tmp_path: Path, runs: list[Run], number: signal.Signals, code: int, reason: str
+) -> None:
+    """FOUND-C8: also SIGTERM, which Ray takes for itself, and a terminal that closes under all of the processes."""
     run = Run(tmp_path)
     runs.append(run)
     run.wait_for("step_started")
-    os.killpg(run.process.pid, signal.SIGINT)
-    code, output, summary = run.finish()
-    assert (code, summary["exit"]["reason"]) == (130, "interrupted"), output
+    if number == signal.SIGTERM:
+        run.process.send_signal(number)
+    else:
+        os.killpg(run.process.pid, number)
+    got, output, summary = run.finish()
+    assert (got, summary["exit"]) == (code, {"code": code, "reason": reason}), output
     ledger = summary["ledger"]
     assert [ledger[place] for place in ("in_flight", "buffered", "claimed", "in_training")] == [0, 0, 0, 0]
     assert ledger["dropped"]["run_ended"] > 0
     assert summary["data_plane_keys_left"] == 0
+    assert '"type":"run_ended"' in (run.directory / "events.jsonl").read_text(encoding="utf-8").splitlines()[-1]
     assert run.left() == []
