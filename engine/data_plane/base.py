@@ -8,7 +8,7 @@ or key by key but never split between claimers; a read answers everything asked 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -26,7 +26,8 @@ Column = Sequence[torch.Tensor] | Sequence[Any]
 class Partition:
     """What a partition holds: `columns` come with every put; `consumers` may claim from it.
 
-    Columns hold a tensor a sample, but for those named in `objects`, which hold plain objects.
+    Columns hold a tensor a sample, but for those named in `objects`, which hold plain objects. `later` names
+    columns that are written after the put; a claim may wait for those, and for no others.
     """
 
     name: str
@@ -34,11 +35,14 @@ class Partition:
     columns: tuple[str, ...]
     consumers: tuple[str, ...]
     objects: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.objects) - set(self.columns))
         if unknown:
             raise DataPlaneError(f"partition {self.name!r} says objects of {unknown}; its columns are {self.columns}")
+        for column in self.later:
+            self.check_write(column)
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -59,12 +63,7 @@ class Partition:
             if len(values) != group.size:
                 raise DataPlaneError(f"{group.row}: column {name!r} has {len(values)} of {group.size} samples")
             self._check_kind(name, values, row=group.row)
-        for key in group.keys:
-            if not is_sample_key(key) or row_of(key) != group.row or group.keys.count(key) != 1:
-                raise DataPlaneError(f"{key!r} cannot be a key of {group.row}: keys are distinct, <row>_g<index>")
-        check_tags(group.tags, key=group.row)
-        # What claims are ordered by must be there, and be integers.
-        _ = group.version, group.group
+        check_group(group)
 
     def _check_kind(self, column: str, values: Column, *, row: str) -> None:
         objects = column in self.objects
@@ -79,6 +78,15 @@ class Partition:
         """Refuse a later column that every put brings already."""
         if column in self.columns:
             raise DataPlaneError(f"column {column!r} of partition {self.name!r} comes with the put; it is no later one")
+
+
+def check_group(group: GroupMeta) -> None:
+    """Refuse keys of another group or twice, and tags that no log could write or claims could not be ordered by."""
+    for key in group.keys:
+        if not is_sample_key(key) or row_of(key) != group.row or group.keys.count(key) != 1:
+            raise DataPlaneError(f"{key!r} cannot be a key of {group.row}: keys are distinct, <row>_g<index>")
+    check_tags(group.tags, key=group.row)
+    _ = group.version, group.group
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,8 @@ class Claim:
     owner: str
     fence: int
     groups: tuple[GroupMeta, ...]
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+    """Rows of the partition that another writer put, and why they were not taken; at most a few are named."""
 
     @property
     def holding(self) -> Holding:
@@ -112,6 +122,8 @@ class Consumption:
 
     ready: int
     claimed: int
+    passed_over: int = 0
+    """Rows that another writer put, or another version of asyncrl: nobody is given those."""
 
 
 class DataPlane(Protocol):
@@ -141,7 +153,8 @@ class DataPlane(Protocol):
     ) -> Claim:
         """Take up to `max_groups` ready groups, oldest version first and then in dispatch order.
 
-        A group is ready when all `columns` exist for it. Never waits: the claim may be empty.
+        A group is ready when all `columns` exist for it. Never waits: the claim may be empty. DataPlaneError for
+        a column that the partition does not declare, since no group would ever be ready.
         The same `claim_id` again returns what it still holds, so a lost answer loses no group.
         ClaimLost if the owner was declared dead: names of owners are used once.
         """

@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from asyncrl.engine.data_plane.own_rows import OwnRows, RowCheck, Rows
 from asyncrl.engine.errors import ClaimLost, DataPlaneError, MissingRows
 from asyncrl.engine.records.keys import is_sample_key, row_of
 
-Rows = Mapping[str, Mapping[str, Any]]
-
 _REMEMBERED_CLAIMS = 4096
 _REMEMBERED_DEAD = 4096
+_NAMED_ROWS = 8
+"""As many rows that were passed over are named with a claim; `consumption` counts all."""
 
 
 def _is_lost(rows: Rows, tags: Mapping[str, Any]) -> bool:
@@ -62,6 +63,17 @@ class Book:
         # By partition and put: until when the deletion of a row is left to the one who was given it.
         self._deleting: dict[str, dict[str, float]] = {}
         self._partitions: dict[str, Mapping[str, Any]] = {}
+        self._checks: dict[str, RowCheck] = {}
+
+    def own(self, rows: Rows, partition: str) -> Rows:
+        """Return the rows of a store without those that other writers put; every call is to be given these."""
+        size = self.spec(rows, partition)["group_size"]
+        check = self._checks.setdefault(partition, RowCheck(size, self._clock, self._lease_s))
+        return OwnRows(rows, check)
+
+    def _passed_over(self, partition: str) -> Mapping[str, str]:
+        check = self._checks.get(partition)
+        return check.passed_over if check else {}
 
     def register(self, partition: str, spec: Mapping[str, Any]) -> None:
         """Note a partition's shape; DataPlaneError if it exists with another."""
@@ -95,8 +107,8 @@ class Book:
         known = self._claims.get((partition, consumer, claim_id))
         if known is not None:
             names = [name for name, lease in leases.items() if lease.fence == known]
-            return {"fence": known, "rows": {name: rows[name] for name in names}}
-        later = [column for column in columns if column not in self.spec(rows, partition)["columns"]]
+            return {"fence": known, "rows": {name: rows[name] for name in names}, "passed_over": {}}
+        later = self._later_columns(rows, partition, columns)
         holders = _holders(rows, later) if later else {}
         cleared = self._cleared.get(partition, {})
         ready = [
@@ -116,7 +128,20 @@ class Book:
         expires = self._clock() + self._lease_s
         for name in names:
             leases[name] = _Lease(rows[name]["put"], fence, owner, expires)
-        return {"fence": fence, "rows": {name: rows[name] for name in names}}
+        passed_over = dict(itertools.islice(self._passed_over(partition).items(), _NAMED_ROWS))
+        return {"fence": fence, "rows": {name: rows[name] for name in names}, "passed_over": passed_over}
+
+    def _later_columns(self, rows: Rows, partition: str, columns: Sequence[str]) -> list[str]:
+        """Return those of `columns` that come after the put; DataPlaneError for one that is not declared."""
+        spec = self.spec(rows, partition)
+        later = [column for column in columns if column not in spec["columns"]]
+        unknown = sorted(set(later).difference(spec["later"]))
+        if unknown:
+            raise DataPlaneError(
+                f"partition {partition!r} declares no column {', '.join(map(repr, unknown))}, so no group would ever "
+                f"be ready; a put brings {list(spec['columns'])}, and later come {list(spec['later'])}"
+            )
+        return later
 
     def give_back(self, rows: Rows, partition: str, consumer: str, fences: Mapping[str, int]) -> None:
         for name in self.held(rows, partition, consumer, fences):
@@ -234,7 +259,7 @@ class Book:
             for name, tags in rows.items()
         )
         claimed = sum(not self._cleared_keys(rows, partition, name).issuperset(rows[name]["keys"]) for name in leases)
-        return {"ready": ready, "claimed": claimed}
+        return {"ready": ready, "claimed": claimed, "passed_over": len(self._passed_over(partition))}
 
     def groups(self, rows: Rows, partition: str) -> list[Mapping[str, Any]]:
         self.spec(rows, partition)

@@ -11,7 +11,7 @@ Bytes go through TransferQueue's storage or, on one host, through shared memory 
 import uuid
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 import anyio
@@ -62,8 +62,10 @@ class ClientPlane:
     async def partition(self, name: str) -> Partition:
         if name not in self._partitions:
             spec = await self._control("spec", name, {"partition": name})
-            lists = ("columns", "consumers", "objects")
-            self._partitions[name] = Partition(**{**spec, **{field: tuple(spec[field]) for field in lists}})
+            if set(spec) != {field.name for field in fields(Partition)}:
+                raise DataPlaneError(f"another version of asyncrl registered partition {name!r}, as {dict(spec)}")
+            lists = {field: tuple(value) for field, value in spec.items() if isinstance(value, list | tuple)}
+            self._partitions[name] = Partition(**{**spec, **lists})
         return self._partitions[name]
 
     async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:

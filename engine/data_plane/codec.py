@@ -7,7 +7,7 @@ bfloat16, NaN and infinities. No pickle: tensors are raw bytes, objects are Mess
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -34,6 +34,41 @@ _DTYPES = {
 }
 
 Wire = torch.Tensor | np.ndarray[Any, Any]
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Layout(msgspec.Struct, omit_defaults=True):
+    """Where a column is in a packed row: in `objects`, or so many bytes from `at` on."""
+
+    objects: list[Any] | None = None
+    dtype: str = ""
+    shapes: list[list[_Count]] = []
+    at: _Count = 0
+    bytes: _Count = 0
+
+    def fault(self, room: int) -> str | None:
+        """Say what is wrong with a column among `room` bytes of data; None if nothing is."""
+        if self.objects is not None:
+            return None
+        dtype = _DTYPES.get(self.dtype)
+        if dtype is None:
+            return f"has dtype {self.dtype!r}; known are {sorted(_DTYPES)}"
+        values = sum(map(math.prod, self.shapes))
+        if self.at % _ALIGN or self.at + self.bytes > room or values * dtype.itemsize != self.bytes:
+            return f"says {values} values of {self.dtype} in {self.bytes} bytes from {self.at} on, of {room}"
+        return None
+
+
+class _Header(msgspec.Struct):
+    """What a packed row begins with; it names the row, so that a reader notices a recycled slot."""
+
+    row: str
+    keys: list[str]
+    columns: dict[str, _Layout]
+
+
+_HEADERS = msgspec.msgpack.Decoder(_Header)
 
 
 def _nest(rows: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -183,29 +218,47 @@ def unpack_row(
     """Return the keys of a packed row and, per column asked for and present, one value a key.
 
     Without `copy` the values are views of `buffer`, which must be aligned to 16 bytes.
-    MissingRows if the buffer belongs to another row than `row`.
+    MissingRows if the buffer belongs to another row than `row`; DataPlaneError if its bytes are not what its
+    header says.
     """
-    (length,) = _LENGTH.unpack(bytes(buffer[: _LENGTH.size].numpy()))
-    header = msgspec.msgpack.decode(bytes(buffer[_LENGTH.size : _LENGTH.size + length].numpy()))
-    if header["row"] != row:
-        raise MissingRows(f"row {row} is gone; its place holds {header['row']}")
-    start = _LENGTH.size + length
-    start += -start % _ALIGN
+    header, start = _header(buffer, row)
+    if header.row != row:
+        raise MissingRows(f"row {row} is gone; its place holds {header.row}")
     out: dict[str, list[Any]] = {}
     for name in columns:
-        layout = header["columns"].get(name)
+        layout = header.columns.get(name)
         if layout is None:
             continue
-        if "objects" in layout:
-            out[name] = layout["objects"]
-            continue
-        first = start + layout["at"]
-        flat = buffer[first : first + layout["bytes"]]
-        # A copy a column: aligned, and it does not keep the row's whole frame alive.
-        flat = (flat.clone() if copy else flat).view(_DTYPES[layout["dtype"]])
-        parts = torch.split(flat, [math.prod(shape) for shape in layout["shapes"]])
-        out[name] = [
-            part if len(shape) == 1 else part.reshape(shape)
-            for part, shape in zip(parts, layout["shapes"], strict=True)
-        ]
-    return header["keys"], out
+        values = layout.objects if layout.objects is not None else _tensors(buffer, start, layout, copy=copy)
+        out[name] = values
+        if len(values) != len(header.keys):
+            raise DataPlaneError(f"{row}: column {name!r} has {len(values)} values for {len(header.keys)} keys")
+    return header.keys, out
+
+
+def _header(buffer: torch.Tensor, row: str) -> tuple[_Header, int]:
+    """Return the header of a packed row, and where its data starts; DataPlaneError unless all columns fit."""
+    size = buffer.numel()
+    (length,) = _LENGTH.unpack_from(buffer.numpy()) if size >= _LENGTH.size else (0,)
+    end = _LENGTH.size + length
+    if not _LENGTH.size < end <= size:
+        raise DataPlaneError(f"{row}: its {size} bytes are not a packed row, with a header of {length} bytes")
+    start = end + -end % _ALIGN
+    try:
+        header = _HEADERS.decode(buffer[_LENGTH.size : end].numpy().data)
+    except msgspec.MsgspecError as error:
+        raise DataPlaneError(f"{row}: its header cannot be read: {error}") from error
+    for name, layout in header.columns.items():
+        fault = layout.fault(size - start)
+        if fault is not None:
+            raise DataPlaneError(f"{row}: column {name!r} {fault}")
+    return header, start
+
+
+def _tensors(buffer: torch.Tensor, start: int, layout: _Layout, *, copy: bool) -> list[torch.Tensor]:
+    first = start + layout.at
+    flat = buffer[first : first + layout.bytes]
+    # A copy a column: aligned, and it does not keep the row's whole frame alive.
+    flat = (flat.clone() if copy else flat).view(_DTYPES[layout.dtype])
+    parts = torch.split(flat, [math.prod(shape) for shape in layout.shapes])
+    return [part if len(shape) == 1 else part.reshape(shape) for part, shape in zip(parts, layout.shapes, strict=True)]

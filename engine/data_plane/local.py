@@ -15,6 +15,7 @@ from anyio.lowlevel import checkpoint
 from asyncrl.engine.data_plane.base import Claim, Column, Consumption, Holding, Partition
 from asyncrl.engine.data_plane.book import Book
 from asyncrl.engine.data_plane.codec import pack_row
+from asyncrl.engine.data_plane.own_rows import Rows
 from asyncrl.engine.data_plane.rows import (
     already_there,
     assemble,
@@ -77,7 +78,7 @@ class LocalPlane:
         self._known(partition)
         await checkpoint()
         reply = self._book.claim(
-            self._tags[partition],
+            self._own(partition),
             partition=partition,
             consumer=consumer,
             columns=columns,
@@ -89,31 +90,31 @@ class LocalPlane:
 
     async def give_back(self, holding: Holding) -> None:
         self._known(holding.partition)
-        self._book.give_back(self._tags[holding.partition], holding.partition, holding.consumer, holding.fences)
+        self._book.give_back(self._own(holding.partition), holding.partition, holding.consumer, holding.fences)
 
     async def renew(self, holding: Holding) -> None:
         self._known(holding.partition)
-        self._book.renew(self._tags[holding.partition], holding.partition, holding.consumer, holding.fences)
+        self._book.renew(self._own(holding.partition), holding.partition, holding.consumer, holding.fences)
 
     async def held(self, holding: Holding) -> frozenset[str]:
         self._known(holding.partition)
-        rows = self._tags[holding.partition]
+        rows = self._own(holding.partition)
         return frozenset(self._book.held(rows, holding.partition, holding.consumer, holding.fences))
 
     async def reap(self, partition: str, owners: Sequence[str]) -> list[str]:
         self._known(partition)
-        return self._book.reap(self._tags[partition], partition, owners)
+        return self._book.reap(self._own(partition), partition, owners)
 
     async def read(self, partition: str, keys: Sequence[str], columns: Sequence[str]) -> dict[str, list[Any]]:
         self._known(partition)
         await checkpoint()
-        names = self._book.locate(self._tags[partition], partition, keys, columns)
+        names = self._book.locate(self._own(partition), partition, keys, columns)
         return assemble(keys, columns, {name: self._buffers[partition][name] for name in names})
 
     async def write(self, partition: str, column: str, values: Mapping[str, Any], *, writer: str) -> None:
         self._known(partition).check_write(column)
         await checkpoint()
-        standing = self._book.standing(self._tags[partition], partition, list(values))
+        standing = self._book.standing(self._own(partition), partition, list(values))
         for row, by_key in split_by_row(values).items():
             name = column_row(row, column, writer)
             tags = column_row_tags(row, standing[row], column, writer, list(by_key))
@@ -127,7 +128,7 @@ class LocalPlane:
     async def clear(self, partition: str, keys: Sequence[str], *, holding: Holding | None = None) -> None:
         self._known(partition)
         await checkpoint()
-        rows = self._tags[partition]
+        rows = self._own(partition)
         if holding is None:
             gone = self._book.clear(rows, partition, keys)
         else:
@@ -138,14 +139,15 @@ class LocalPlane:
 
     async def consumption(self, partition: str, consumer: str) -> Consumption:
         self._known(partition)
-        return Consumption(**self._book.consumption(self._tags[partition], partition, consumer))
+        return Consumption(**self._book.consumption(self._own(partition), partition, consumer))
 
     async def groups(self, partition: str) -> list[GroupMeta]:
-        return [group_of(tags) for tags in self._book.groups(self._tags.get(partition, {}), partition)]
+        self._known(partition)
+        return [group_of(tags) for tags in self._book.groups(self._own(partition), partition)]
 
     async def keys(self, partition: str) -> list[str]:
         self._known(partition)
-        return self._book.keys(self._tags[partition], partition)
+        return self._book.keys(self._own(partition), partition)
 
     async def watch(self) -> None:
         await anyio.sleep_forever()
@@ -154,6 +156,9 @@ class LocalPlane:
         self._partitions.clear()
         self._tags.clear()
         self._buffers.clear()
+
+    def _own(self, partition: str) -> Rows:
+        return self._book.own(self._tags[partition], partition)
 
     def _check_room(self, name: str) -> None:
         if self._capacity_rows is not None and sum(map(len, self._tags.values())) >= self._capacity_rows:

@@ -1,6 +1,7 @@
 """Counts what passes through a plane: calls, keys, bytes, seconds and errors by operation.
 
-Off costs nothing: an unobserved plane is not wrapped.
+Off costs nothing: an unobserved plane is not wrapped. Rows of other writers are counted with the claims that
+passed them over, and warned of once each.
 """
 
 import copy
@@ -8,10 +9,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import structlog
 import torch
 
 from asyncrl.engine.data_plane.base import Claim, Column, Consumption, DataPlane, Holding, Partition
 from asyncrl.engine.records import GroupMeta
+
+log = structlog.get_logger()
 
 Result = TypeVar("Result")
 
@@ -25,6 +29,8 @@ class OperationStats:
     bytes: int = 0
     seconds: float = 0.0
     status: dict[str, int] = field(default_factory=lambda: {"ok": 0, "error": 0, "timeout": 0})
+    passed_over: int = 0
+    """Rows of other writers that a claim saw, each counted once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,7 @@ class ObservedPlane:
         self._clock = clock
         self._callback = callback
         self._stats: dict[str, OperationStats] = {}
+        self._passed_over: set[tuple[str, str]] = set()
 
     def snapshot(self) -> dict[str, OperationStats]:
         """Return a copy of the totals so far, by operation."""
@@ -116,9 +123,15 @@ class ObservedPlane:
         call = self._plane.claim(
             partition, consumer, columns=columns, max_groups=max_groups, owner=owner, claim_id=claim_id
         )
-        return await self._observe(
+        claim = await self._observe(
             "claim", partition, 0, call, lambda claim: (sum(group.size for group in claim.groups), 0)
         )
+        for row, why in claim.passed_over.items():
+            if (partition, row) not in self._passed_over:
+                self._passed_over.add((partition, row))
+                self._stats["claim"].passed_over += 1
+                log.warning("a row of another writer is passed over", partition=partition, row=row, why=why)
+        return claim
 
     async def give_back(self, holding: Holding) -> None:
         await self._observe("give_back", holding.partition, 0, self._plane.give_back(holding))

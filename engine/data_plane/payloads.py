@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from asyncrl.engine.data_plane.gathered import Gathered
-from asyncrl.engine.data_plane.rows import repeats
+from asyncrl.engine.data_plane.rows import SCHEMA, repeats
 from asyncrl.engine.data_plane.shared_memory import SharedMemory
 from asyncrl.engine.errors import MissingRows, StoreFull
 
@@ -40,8 +40,8 @@ class Payloads(Protocol):
 
 def _of_these_puts(meta: Any, rows: Mapping[str, str]) -> Any:
     """Leave out of TransferQueue's metadata the rows that another put made; a half put row has no tags yet."""
-    puts = {*rows.values(), None}
-    return meta.select_samples([at for at, tags in enumerate(meta.custom_meta) if tags.get("put") in puts])
+    puts = {*rows.values(), "None"}
+    return meta.select_samples([at for at, tags in enumerate(meta.custom_meta) if str(tags.get("put")) in puts])
 
 
 class InTransferQueue:
@@ -106,7 +106,7 @@ class InSharedMemory:
             self._memory.remove([tags["put"]])
             return earlier
         if earlier:
-            self._memory.remove([earlier["put"]])
+            self._memory.remove([earlier["put"]] if earlier.get("schema") == SCHEMA else [])
         return {}
 
     async def fetch(self, partition: str, rows: Mapping[str, str]) -> dict[str, torch.Tensor]:

@@ -12,16 +12,20 @@ import torch
 
 from asyncrl.engine.data_plane.base import Claim
 from asyncrl.engine.data_plane.codec import unpack_row
-from asyncrl.engine.errors import DataPlaneError
+from asyncrl.engine.errors import DataPlaneError, MissingRows
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.keys import row_of
+
+SCHEMA = 1
+"""The version of what stands in a row's tags; a row with another one is passed over by whoever reads."""
 
 
 def group_row_tags(keys: Sequence[str], columns: Iterable[str], tags: Mapping[str, Any]) -> dict[str, Any]:
     """Build the tags of a group's row; `put` tells this row from an earlier one of the same name."""
     plain = {name: list(value) if isinstance(value, list | tuple) else value for name, value in tags.items()}
     row = row_of(keys[0])
-    return {"row": row, "put": uuid.uuid4().hex, "keys": list(keys), "columns": sorted(columns), "tags": plain}
+    own = {"schema": SCHEMA, "row": row, "put": uuid.uuid4().hex}
+    return {**own, "keys": list(keys), "columns": sorted(columns), "tags": plain}
 
 
 def column_row(row: str, column: str, writer: str) -> str:
@@ -31,8 +35,8 @@ def column_row(row: str, column: str, writer: str) -> str:
 
 def column_row_tags(row: str, put: str, column: str, writer: str, keys: Sequence[str]) -> dict[str, Any]:
     """Build the tags of a later column's row; it belongs to one `put` of its group, and to no later one."""
-    name = column_row(row, column, writer)
-    return {"row": name, "put": uuid.uuid4().hex, "of": row, "of_put": put, "column": column, "keys": list(keys)}
+    own = {"schema": SCHEMA, "row": column_row(row, column, writer), "put": uuid.uuid4().hex}
+    return {**own, "of": row, "of_put": put, "column": column, "keys": list(keys)}
 
 
 def repeats(earlier: Mapping[str, Any], tags: Mapping[str, Any]) -> bool:
@@ -48,7 +52,7 @@ def group_of(row_tags: Mapping[str, Any]) -> GroupMeta:
 def claim_of(reply: Mapping[str, Any], *, claim_id: str, partition: str, consumer: str, owner: str) -> Claim:
     """Build a Claim from a book's reply."""
     groups = tuple(map(group_of, reply["rows"].values()))
-    return Claim(claim_id, partition, consumer, owner, reply["fence"], groups)
+    return Claim(claim_id, partition, consumer, owner, reply["fence"], groups, reply["passed_over"])
 
 
 def assemble(
@@ -58,8 +62,16 @@ def assemble(
     found: dict[str, dict[str, Any]] = {column: {} for column in columns}
     for name, buffer in parts.items():
         row_keys, values = unpack_row(buffer, name, columns, copy=copy)
+        own = f"{name.partition('#')[0]}_g"
+        strange = [key for key in row_keys if not key.startswith(own)]
+        if strange:
+            raise DataPlaneError(f"the bytes of row {name} are of other keys: {strange[:5]}")
         for column, column_values in values.items():
             found[column].update(zip(row_keys, column_values, strict=True))
+    for column, by_key in found.items():
+        for key in keys:
+            if key not in by_key:
+                raise MissingRows(f"{key}: the bytes of its row hold no column {column!r} for it")
     return {column: [found[column][key] for key in keys] for column in columns}
 
 
@@ -73,6 +85,8 @@ def split_by_row(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def already_there(name: str, partition: str, earlier: Mapping[str, Any]) -> DataPlaneError:
     """Build the refusal of a row whose name is taken; the earlier row stays."""
+    if earlier.get("schema") != SCHEMA:
+        return DataPlaneError(f"another writer has put a row {name} in {partition!r}, with tags {sorted(earlier)}")
     return DataPlaneError(
         f"{name} is already in {partition!r}, with keys {earlier.get('keys')}; a group is put once, "
         "and a writer brings all its keys of a group in one write"

@@ -2,8 +2,8 @@
 
 TransferQueue's controller has one request thread, so every operation here is atomic. A request
 carries an operation in its sampling configuration; the reply rides as the tags of a row that
-does not exist (index -1), so no row's own tags are ever touched. A row without tags is passed
-over: TransferQueue shows a row before its tags.
+does not exist (index -1), so no row's own tags are ever touched. TransferQueue shows a row before
+its tags, and the rows of other writers; the book is given its own alone (own_rows.py).
 """
 
 import time
@@ -18,8 +18,11 @@ from asyncrl.engine.errors import AsyncRLError
 REPLY_ROW = -1
 
 
+_NO_TAGS: Mapping[str, Any] = {}
+
+
 class TaggedRows(Mapping[str, Mapping[str, Any]]):
-    """Tags by row name of the rows of a TransferQueue partition that have their own tags.
+    """Tags by row name of a TransferQueue partition, as they are: none yet, another row's, another writer's.
 
     A view for the length of one operation. Looking up a name costs the same in any partition.
     """
@@ -29,22 +32,21 @@ class TaggedRows(Mapping[str, Mapping[str, Any]]):
         self._tags: Mapping[int, Mapping[str, Any]] = partition.custom_meta
 
     def __getitem__(self, name: str) -> Mapping[str, Any]:
-        tags = self._tags.get(self._index[name])
-        # A late tag write to a reused slot would show another row's tags: those count as none.
-        if not tags or tags.get("row") != name:
-            raise KeyError(name)
-        return tags
+        return self._tags.get(self._index[name], _NO_TAGS)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._index
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name, _ in self.items())
+        return iter(self._index)
 
     def items(self) -> list[tuple[str, Mapping[str, Any]]]:  # type: ignore[override]
         """Return all at once: claims and clears go through every row."""
         tags = self._tags
-        return [(name, tags[at]) for name, at in self._index.items() if at in tags and tags[at].get("row") == name]
+        return [(name, tags.get(at, _NO_TAGS)) for name, at in self._index.items()]
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._index)
 
 
 class BookSampler(BaseSampler):  # type: ignore[misc]
@@ -75,10 +77,12 @@ class BookSampler(BaseSampler):  # type: ignore[misc]
             reply = self._answer(TaggedRows(partition), op, arguments or {})
         except AsyncRLError as error:
             reply = {"error": type(error).__name__, "message": str(error)}
+        except Exception as error:  # The edge of TransferQueue's controller, which would answer without a name.
+            reply = {"error": "DataPlaneError", "message": f"{op} failed in the store: {type(error).__name__}: {error}"}
         partition.custom_meta[REPLY_ROW] = {"reply": reply}
         return [REPLY_ROW], []
 
     def _answer(self, rows: Mapping[str, Mapping[str, Any]], op: str, arguments: dict[str, Any]) -> Any:
         if op == "register":
             return self._book.register(**arguments)
-        return getattr(self._book, op)(rows, **arguments)
+        return getattr(self._book, op)(self._book.own(rows, arguments["partition"]), **arguments)

@@ -72,7 +72,7 @@ class SharedMemory:
 
     def write(self, name: str, parts: Sequence[torch.Tensor]) -> None:
         """Write the bytes of `parts` one after the other; StoreFull, and nothing stays, without room."""
-        file = self.path / name
+        file = self._file(name)
         if self._capacity_rows is not None and len(os.listdir(self.path)) - 1 >= self._capacity_rows:
             raise StoreFull(f"the store holds its {self._capacity_rows} rows")
         try:
@@ -94,15 +94,21 @@ class SharedMemory:
         The mapping is private: what a reader writes into it stays with that reader. It outlives `remove`.
         """
         try:
-            size = (self.path / name).stat().st_size
-            return torch.from_file(str(self.path / name), shared=False, size=size, dtype=torch.uint8)
+            file = self._file(name)
+            return torch.from_file(str(file), shared=False, size=file.stat().st_size, dtype=torch.uint8)
         except (FileNotFoundError, RuntimeError) as error:
             raise MissingRows(f"a row was cleared while it was read: {error}") from error
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove payloads; those that are gone are passed over."""
         for name in names:
-            (self.path / name).unlink(missing_ok=True)
+            self._file(name).unlink(missing_ok=True)
+
+    def _file(self, name: str) -> Path:
+        # Names come out of tags that another writer may have put: one must not lead out of the directory.
+        if name in ("", "..", _LOCK) or Path(name).name != name:
+            raise DataPlaneError(f"{name!r} cannot be a payload in {self.path}")
+        return self.path / name
 
     def close(self) -> None:
         """Remove the directory, if it is one's own; idempotent."""

@@ -17,7 +17,7 @@ from asyncrl.engine.model.causal_lm import build_model
 from asyncrl.engine.model.device import choose_device, torch_dtype
 from asyncrl.engine.model.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
 from asyncrl.engine.offload import Offload
-from asyncrl.engine.records.columns import COLUMNS
+from asyncrl.engine.records.columns import COLUMNS, REFERENCE_LOGPROBS, TRAINER_LOGPROBS
 from asyncrl.engine.weights.base import WeightTransport
 from asyncrl.filters import build_chain
 from asyncrl.trainers.backends.torch_backend import TorchBackend
@@ -31,7 +31,8 @@ from asyncrl.trainers.reducer import Reducer
 
 def train_partition(config: RunConfig, extras: Sequence[str] = ()) -> Partition:
     """Return the partition of training groups; `extras` are the tensors that the run's task attaches."""
-    return Partition(PARTITION, config.rollout.group_size, (*COLUMNS, *extras), (CONSUMER,))
+    later = (TRAINER_LOGPROBS, REFERENCE_LOGPROBS)
+    return Partition(PARTITION, config.rollout.group_size, (*COLUMNS, *extras), (CONSUMER,), later=later)
 
 
 def cost_model(config: RunConfig) -> CostModel:

@@ -17,6 +17,7 @@ from asyncrl.engine.testing.plane_contract.groups import (
     contract_columns,
     contract_group,
     contract_partition,
+    leave_row,
     put_groups,
     read_one,
     refused,
@@ -24,12 +25,13 @@ from asyncrl.engine.testing.plane_contract.groups import (
     same_bits,
 )
 from asyncrl.engine.testing.plane_contract.later_columns import LATER_COLUMNS
+from asyncrl.engine.testing.plane_contract.other_writers import OTHER_WRITERS
 from asyncrl.engine.testing.plane_contract.partitions import PARTITIONS
 from asyncrl.engine.testing.plane_contract.puts import FULL_STORE, PUTS
 
 ContractTest = Callable[[DataPlane], Awaitable[None]]
 
-CONTRACT: tuple[ContractTest, ...] = (*PUTS, *CLAIMS, *LATER_COLUMNS, *CLEARS, *PARTITIONS)
+CONTRACT: tuple[ContractTest, ...] = (*PUTS, *CLAIMS, *LATER_COLUMNS, *CLEARS, *PARTITIONS, *OTHER_WRITERS)
 
 FULL_STORE_CONTRACT: tuple[ContractTest, ...] = FULL_STORE
 
@@ -44,6 +46,7 @@ __all__ = [
     "contract_columns",
     "contract_group",
     "contract_partition",
+    "leave_row",
     "put_groups",
     "read_one",
     "refused",

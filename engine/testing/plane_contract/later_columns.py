@@ -49,7 +49,7 @@ async def a_writer_cannot_overwrite_what_it_or_the_put_brought(plane: DataPlane)
 
 
 async def a_group_is_ready_when_the_later_column_has_all_its_keys(plane: DataPlane) -> None:
-    await plane.register(contract_partition("readiness"))
+    await plane.register(contract_partition("readiness", later=("adv",)))
     groups = [contract_group(n) for n in range(2)]
     await put_groups(plane, "readiness", groups)
     await plane.write("readiness", "adv", {groups[1].keys[0]: 1.0}, writer="rank0")

@@ -102,6 +102,30 @@ def test_a_row_seen_before_its_tags_is_passed_over(portal: BlockingPortal, plane
     portal.call(main)
 
 
+def test_what_the_book_did_not_expect_is_an_error_with_the_operations_name(
+    portal: BlockingPortal, plane: TransferQueuePlane
+) -> None:
+    """FOUND-I12: an error inside TransferQueue's controller came back as a KeyError without a name."""
+    with pytest.raises(DataPlaneError, match=r"held failed in the store: TypeError.*fences"):
+        portal.call(plane._control, "held", "p", {"partition": "p", "consumer": TRAINER})
+
+
+def test_a_partition_that_another_version_registered_is_named(portal: BlockingPortal) -> None:
+    """FOUND-I12: a partition's shape is read as whoever registered it wrote it."""
+    plane = TransferQueuePlane.in_process()
+
+    async def main() -> None:
+        await plane.register(contract_partition("p"))
+        odd = {"name": "old", "columns": [TOKENS], "consumers": [TRAINER]}
+        await plane._client.async_kv_retrieve_meta(["seed"], "old", create=True)
+        await plane._control("register", "old", {"partition": "old", "spec": odd})
+        with pytest.raises(DataPlaneError, match=r"another version of asyncrl registered partition 'old'"):
+            await plane.partition("old")
+
+    portal.call(main)
+    portal.call(plane.close)
+
+
 def test_every_call_has_a_deadline_when_the_controller_hangs(portal: BlockingPortal, plane: TransferQueuePlane) -> None:
     group, late = contract_group(0), contract_group(1)
     hurried = TransferQueuePlane(plane._client, deadline_s=0.3, closer=lambda: None)

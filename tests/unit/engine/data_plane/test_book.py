@@ -14,7 +14,7 @@ from asyncrl.engine.data_plane.rows import group_row_tags
 from asyncrl.engine.errors import ClaimLost
 from asyncrl.engine.records.keys import row_of, sample_keys
 
-SPEC = {"size": 2, "columns": ("x",), "consumers": ("a", "b")}
+SPEC = {"group_size": 2, "columns": ("x",), "consumers": ("a", "b"), "later": ()}
 LEASE_S = 10.0
 
 
@@ -84,7 +84,7 @@ def test_a_row_that_the_store_lost_is_not_held() -> None:
     fences = desk.claim(1, "first")
     del desk.rows[row]
     assert desk.held(fences) == []
-    assert desk.book.consumption(desk.rows, "p", "a") == {"ready": 0, "claimed": 0}
+    assert desk.book.consumption(desk.rows, "p", "a") == {"ready": 0, "claimed": 0, "passed_over": 0}
 
 
 def test_the_memory_of_claim_ids_and_cleared_rows_is_bounded() -> None:
@@ -216,7 +216,7 @@ class Claimers(RuleBasedStateMachine):
             counts = self.desk.book.consumption(self.desk.rows, "p", consumer)
             held = [row for row in self.desk.rows if self.live(consumer, row)]
             free = [row for row in self.desk.rows if row not in held and not self.cleared.get(row)]
-            assert counts == {"ready": len(free), "claimed": len(held)}
+            assert counts == {"ready": len(free), "claimed": len(held), "passed_over": 0}
         expected = {k for row, tags in self.desk.rows.items() for k in tags["keys"]} - set().union(
             *self.cleared.values()
         )

@@ -1,7 +1,9 @@
 """The codec: padded and jagged layouts, and a row's one buffer, without losing a bit."""
 
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.engine.data_plane.codec import from_wire, pack_row, pad_rows, response_slice, to_wire, unpack_row
+from asyncrl.engine.data_plane.rows import assemble
 from asyncrl.engine.errors import DataPlaneError, MissingRows
 from asyncrl.engine.testing.plane_contract import same_bits
 
@@ -160,6 +163,55 @@ def test_a_recycled_slot_is_noticed() -> None:
     buffer = pack_row("v0_p1", ["v0_p1_g0"], {"x": [torch.ones(1)]})
     with pytest.raises(MissingRows, match=r"v0_p0.*v0_p1"):
         unpack_row(buffer, "v0_p0", ["x"])
+
+
+def _damaged() -> Iterator[tuple[str, torch.Tensor]]:
+    """Packed rows that another writer made, or that broke off, with a word of what is wrong."""
+    keys = ["v0_p0_g0", "v0_p0_g1"]
+    whole = pack_row("v0_p0", keys, {"x": [torch.ones(3), torch.ones(2)]})
+    good: dict[str, Any] = {"dtype": "float32", "shapes": [[3], [2]], "at": 0, "bytes": 20}
+    for size in (0, 7, 8, 40, whole.numel() - 16):
+        yield "", whole[:size]
+    yield "header", torch.zeros(64, dtype=torch.uint8)
+    yield "header", torch.full((64,), 255, dtype=torch.uint8)
+    for change, word in (
+        ({"at": 16}, "from 16"),
+        ({"at": -16}, "at"),
+        ({"at": 1}, "from 1 on"),
+        ({"bytes": 24}, "24 bytes"),
+        ({"bytes": 2**60}, "bytes"),
+        ({"shapes": [[3]]}, "3 values"),
+        ({"shapes": [[5]]}, "1 values for 2 keys"),
+        ({"shapes": [[-3], [8]]}, "shapes"),
+        ({"dtype": "complex64"}, "complex64"),
+        ({"objects": [1]}, "1 values for 2 keys"),
+    ):
+        header = msgspec.msgpack.encode({"row": "v0_p0", "keys": keys, "columns": {"x": {**good, **change}}})
+        start = len(header).to_bytes(8, "little") + header
+        data = start + bytes(-len(start) % 16) + bytes(32)
+        yield word, torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    for header in ({"row": "v0_p0"}, ["v0_p0"], {"row": "v0_p0", "keys": [1], "columns": {}}):
+        raw = msgspec.msgpack.encode(header)
+        yield "header", torch.frombuffer(bytearray(len(raw).to_bytes(8, "little") + raw), dtype=torch.uint8)
+
+
+def test_bytes_that_are_not_what_their_header_says_are_refused_with_the_rows_name() -> None:
+    """FOUND-I12: offsets and lengths that another writer left are looked at before they are used."""
+    for copy in (False, True):
+        for word, buffer in _damaged():
+            with pytest.raises(DataPlaneError, match=f"v0_p0.*{word}"):
+                unpack_row(buffer, "v0_p0", ["x"], copy=copy)
+
+
+def test_bytes_of_other_keys_than_the_rows_are_refused() -> None:
+    """FOUND-I12: they would stand in for what another row holds."""
+    buffer = pack_row("v0_p0#adv#rank0", ["v0_p1_g0"], {"adv": [1]})
+    with pytest.raises(DataPlaneError, match=r"v0_p0#adv#rank0.*v0_p1_g0"):
+        assemble(["v0_p1_g0"], ["adv"], {"v0_p0#adv#rank0": buffer})
+    buffer = pack_row("v0_p0", ["v0_p0_g0"], {"x": [1]})
+    for key, column in (("v0_p0_g1", "x"), ("v0_p0_g0", "y")):
+        with pytest.raises(MissingRows, match=f"{key}.*{column}"):
+            assemble([key], [column], {"v0_p0": buffer})
 
 
 def test_a_read_tensor_does_not_keep_the_whole_row_alive() -> None:

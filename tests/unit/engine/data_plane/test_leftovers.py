@@ -21,7 +21,7 @@ class Store:
         self.now = 0.0
         self.rows: dict[str, Mapping[str, Any]] = {}
         self.book = Book(lambda: self.now, LEASE_S)
-        self.book.register("p", {"columns": ("x",), "consumers": ("a",)})
+        self.book.register("p", {"columns": ("x",), "consumers": ("a",), "later": ("adv",)})
 
     def put(self) -> str:
         """Put the group, and return which put it is."""

@@ -3,6 +3,7 @@
 import anyio
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.data_plane.observe import Observation, ObservedPlane
@@ -15,6 +16,7 @@ from asyncrl.engine.testing.plane_contract import (
     claim_groups,
     contract_group,
     contract_partition,
+    leave_row,
     put_groups,
 )
 from asyncrl.engine.testing.virtual_time import run_virtual, virtual_clock
@@ -80,5 +82,23 @@ def test_a_snapshot_does_not_change_afterwards() -> None:
         await plane.put("p", contract_group(1), {TOKENS: [torch.zeros(1)] * 2})
         assert snapshot["put"].calls == 1
         assert snapshot["put"].status["ok"] == 1
+
+    run_virtual(main)
+
+
+def test_a_row_of_another_writer_is_counted_and_warned_of_once() -> None:
+    """FOUND-I12: whoever reads the log learns which row was passed over, and why."""
+
+    async def main() -> None:
+        plane = ObservedPlane(LocalPlane(clock=virtual_clock), clock=virtual_clock)
+        await plane.register(contract_partition("p"))
+        await leave_row(plane, "p", "v0_p9", {"reward": 1.0})
+        with capture_logs() as logs:
+            for _ in range(3):
+                assert (await claim_groups(plane, "p")).groups == ()
+        assert plane.snapshot()["claim"].passed_over == 1
+        (entry,) = logs
+        assert (entry["log_level"], entry["partition"], entry["row"]) == ("warning", "p", "v0_p9")
+        assert "schema None" in entry["why"]
 
     run_virtual(main)

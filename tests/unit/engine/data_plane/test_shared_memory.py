@@ -40,6 +40,18 @@ def test_a_mapped_payload_outlives_its_removal_and_a_removed_one_is_missing(tmp_
         memory.map("a")
 
 
+def test_a_name_that_leads_out_of_the_directory_is_refused(tmp_path: Path) -> None:
+    """FOUND-I12: names of payloads stand in tags, which another writer may have put."""
+    memory = SharedMemory.create(tmp_path)
+    outside = tmp_path / "else"
+    outside.write_bytes(b"kept")
+    for name in ("../else", str(outside), "", ".", "..", "lock"):
+        for use in (lambda n: memory.remove([n]), memory.map, lambda n: memory.write(n, PARTS)):
+            with pytest.raises(DataPlaneError, match="cannot be a payload"):
+                use(name)
+    assert outside.read_bytes() == b"kept"
+
+
 def test_the_directory_is_the_users_alone_and_goes_with_its_owner(tmp_path: Path) -> None:
     owner = SharedMemory.create(tmp_path)
     assert owner.path.stat().st_mode & 0o077 == 0
