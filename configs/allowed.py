@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -18,8 +18,11 @@ _NAMES: dict[Any, str] = {
 }
 
 
-def allowed_at(model: type[BaseModel], path: Sequence[int | str]) -> str | None:
-    """Describe the type and range of the field at `path`; None for what has no simple description."""
+def allowed_at(model: type[BaseModel], path: Sequence[int | str], *, too_much: bool = False) -> str | None:
+    """Describe the type and range of the field at `path`; None for what has no simple description.
+
+    Upper limits that no sane value comes near are named where a value is `too_much` alone.
+    """
     known: Any = model
     field: FieldInfo | None = None
     for name in path:
@@ -28,34 +31,36 @@ def allowed_at(model: type[BaseModel], path: Sequence[int | str]) -> str | None:
         if field is None:
             return None
         known = field.annotation
-    return None if field is None else _words(field.annotation, field.metadata)
+    return None if field is None else _words(field.annotation, field.metadata, too_much)
 
 
-def _words(annotation: Any, metadata: Sequence[Any]) -> str | None:
+def _words(annotation: Any, metadata: Sequence[Any], too_much: bool) -> str | None:
     origin = get_origin(annotation)
     if origin is Annotated:
         inner, *more = get_args(annotation)
-        return _words(inner, [*metadata, *more])
+        return _words(inner, [*metadata, *more], too_much)
     if origin in (Union, UnionType):
-        parts = [_words(part, metadata) for part in get_args(annotation)]
+        parts = [_words(part, metadata, too_much) for part in get_args(annotation)]
         return " or ".join(part for part in parts if part) if all(parts) else None
     if origin is Literal:
         return f"one of {', '.join(map(str, get_args(annotation)))}"
     name = _NAMES.get(origin or annotation)
     if name is None:
         return None
-    bounds = [words for item in metadata for words in _bounds(item)]
+    bounds = [words for item in metadata for words in _bounds(item, too_much)]
     return f"{name} {' and '.join(bounds)}" if bounds and annotation is not NoneType else name
 
 
-def _bounds(item: Any) -> list[str]:
+def _bounds(item: Any, too_much: bool) -> list[str]:
     match item:
         case FieldInfo():
-            return [words for part in item.metadata for words in _bounds(part)]
+            return [words for part in item.metadata for words in _bounds(part, too_much)]
         case Ge(ge=limit):
             return [f"of at least {limit}"]
         case Gt(gt=limit):
             return [f"greater than {limit}"]
         case Lt(lt=limit):
             return [f"less than {limit}"]
+        case Le(le=limit) if too_much or limit <= 1:
+            return [f"of at most {limit}"]
     return []

@@ -122,6 +122,8 @@ def _named(name_or_file: str) -> tuple[str, dict[str, Any]]:
         tree = read_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {name_or_file} is not YAML: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"--config {name_or_file} cannot be read: {error.strerror}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"--config {name_or_file} must hold sections, not {type(tree).__name__}")
     return name_or_file, tree
@@ -177,7 +179,7 @@ def _unknown(override: Override, where: str, name: str, known: Sequence[str]) ->
 def _explain(error: ValidationError, sources: Mapping[str, str]) -> Iterator[str]:
     for problem in error.errors():
         path = ".".join(str(part) for part in problem["loc"])
-        allowed = allowed_at(RunConfig, problem["loc"])
+        allowed = allowed_at(RunConfig, problem["loc"], too_much=problem["type"] == "less_than_equal")
         message = (
             f"it must be {allowed}"
             if allowed

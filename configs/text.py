@@ -8,23 +8,91 @@ import yaml
 _EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 
 
+# What YAML 1.1 reads in another base, and later YAML, like its users, does not: 010 as 8, 1:30 as 90.
+_OLD_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)$")
+
+_DEEPEST = 100
+"""Levels of maps and lists. No configuration has ten; Python reads some hundreds before it gives up."""
+
+
 class _Loader(yaml.SafeLoader):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._open: list[str | None] = []
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        if len(self._open) >= _DEEPEST:
+            raise yaml.composer.ComposerError(None, None, f"more than {_DEEPEST} levels deep", event.start_mark)
+        if isinstance(event, yaml.AliasEvent) and event.anchor in self._open:
+            raise yaml.composer.ComposerError(None, None, f"*{event.anchor} stands within itself", event.start_mark)
+        self._open.append(getattr(event, "anchor", None))
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._open.pop()
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, ArithmeticError) as error:  # Such as a number of 5,000 digits.
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None,
+                    None,
+                    "a map or list as a key; is it a template, {{ name }}, to be filled in?",
+                    key_node.start_mark,
+                )
             if key_node.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key {key_node.value!r} stands twice", node.start_mark
                 )
-            if isinstance(key_node, yaml.ScalarNode):
-                seen.add(key_node.value)
+            seen.add(key_node.value)
         return super().construct_mapping(node, deep=deep)
 
+    def construct_number(self, node: yaml.ScalarNode) -> Any:
+        if _OLD_NUMBER.match(node.value):
+            raise yaml.constructor.ConstructorError(
+                None,
+                None,
+                f"{node.value} is a number of base 8 or 60 in YAML 1.1; write it in decimal, or in quotes",
+                node.start_mark,
+            )
+        read = self.construct_yaml_int if node.tag.endswith(":int") else self.construct_yaml_float
+        return read(node)
 
+
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
+# What JSON, and so the event log, does not know: a date stays the text that it is, the others are refused.
+for _kind in ("timestamp", "binary", "set", "omap", "pairs"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_undefined)
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
 # YAML 1.1, which PyYAML reads, takes 1e-3 for a string: it wants a point and a sign, 1.0e-3.
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
 
 
 def read_yaml(text: str) -> Any:
-    """Parse one document; yaml.YAMLError if it is none."""
-    return yaml.load(text, Loader=_Loader)
+    """Parse one document; yaml.YAMLError, with line and column on one line, if it is none."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.reader.ReaderError as error:  # It has a position alone.
+        line, column = text.count("\n", 0, error.position), error.position - text.rfind("\n", 0, error.position) - 1
+        raise _at(line, column, f"the character #x{error.character:02x} is not allowed") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        if mark is None:
+            raise
+        words = ", ".join(part for part in (error.context, error.problem) if part)
+        raise _at(mark.line, mark.column, words) from error
+
+
+def _at(line: int, column: int, problem: str) -> yaml.YAMLError:
+    return yaml.YAMLError(f"line {line + 1}, column {column + 1}: {problem}")

@@ -1,5 +1,7 @@
 """The `asyncrl` command. Heavy imports come after parsing, so help answers at once."""
 
+import sys
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -9,6 +11,7 @@ from asyncrl.engine.cli.config import show_config
 from asyncrl.engine.cli.doctor import doctor
 from asyncrl.engine.cli.filters import app as filters_app
 from asyncrl.engine.cli.ledger import ledger
+from asyncrl.engine.cli.options import check_folder
 from asyncrl.engine.cli.plan import app as plan_app
 from asyncrl.engine.cli.replay import replay
 from asyncrl.engine.cli.simulate import simulate
@@ -45,9 +48,13 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    pass
+    check_folder()
 
 
 def main() -> None:
     """Run the command line."""
+    # Text may have what the terminal's encoding has not; that is no reason to fail.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     app()

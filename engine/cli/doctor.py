@@ -6,9 +6,11 @@ import platform
 import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -61,6 +63,7 @@ def examine() -> Iterator[Finding]:
     yield _loopback()
     yield _memory()
     yield _shared_memory()
+    yield _folder()
     yield _gpu()
     yield _extra("megatron", "megatron.core", "pip install 'asyncrl[megatron]' (its newest needs Python 3.12)")
     yield _extra("mooncake", "mooncake", "pip install 'asyncrl[mooncake]'; it needs libibverbs1 of your system")
@@ -107,6 +110,18 @@ def _shared_memory() -> Finding:
     free = shutil.disk_usage(where).free / 2**20
     advice = "Ray's object store and rollouts live there; give the container a larger --shm-size"
     return Finding("shared memory", free >= _NEEDED_SHM_MIB, f"{free:.0f} MiB free in {where}", advice)
+
+
+def _folder() -> Finding:
+    """Look whether a run's folder can be made here, which is where it goes without --run-dir."""
+    runs = Path("runs") if Path("runs").exists() else Path()
+    try:
+        with tempfile.TemporaryDirectory(dir=runs, prefix=".asyncrl-") as folder:
+            (Path(folder) / "events.jsonl").write_bytes(b"\n")
+    except OSError as error:
+        advice = "a run writes to runs/ in this folder; go to another one, or name one with --run-dir"
+        return Finding("folder", False, f"{runs.absolute()}: {error.strerror}", advice)
+    return Finding("folder", True, f"{runs.absolute()} can be written to")
 
 
 def _gpu() -> Finding:

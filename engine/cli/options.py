@@ -51,6 +51,14 @@ def see_user_folder() -> None:
         sys.path.append(str(Path.cwd()))
 
 
+def check_folder() -> None:
+    """End with code 2 where the working folder was deleted, which no command can work in."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        fail(f"the working folder cannot be used: {error.strerror}; change to one that is there")
+
+
 def check_runnable(loaded: Loaded) -> None:
     """Check what the configuration names: filters, task, devices, checkpoint, prompts. ConfigError if not."""
     from asyncrl.collectors.tasks import load_task
@@ -64,6 +72,14 @@ def check_runnable(loaded: Loaded) -> None:
             "it must be a directory that can be written to, auto, or null"
         )
     _check_devices(loaded)
+    check_stale_mode(loaded)
+    if config.rollout.stale_mode == "tokens":
+        # Of every collector that there is so far; a simulation may suppose another.
+        raise ConfigError(
+            f"rollout.stale_mode (from {loaded.sources['rollout.stale_mode']}) is 'tokens'; it needs a generator that "
+            "swaps weights within a response, and that of asyncrl train swaps between decode batches: all tokens of "
+            "a response have one age, and those of an old one would all be withheld. It must be drop or gate"
+        )
     try:
         build_chain(config.filters, min_live=config.rollout.min_live).state_dict()
     except FilterError as error:
@@ -88,6 +104,22 @@ def check_runnable(loaded: Loaded) -> None:
 
     for prompt in task.prompts():
         CharTokenizer().encode(prompt.text)
+
+
+def check_stale_mode(loaded: Loaded) -> None:
+    """Refuse what contradicts `stale_mode: tokens`, or does nothing beside it; ConfigError names both."""
+    rollout = loaded.config.rollout
+    if rollout.stale_mode != "tokens":
+        return
+    for name, value, off, why in (
+        ("cancel_stale", rollout.cancel_stale, "false", "it would cancel groups whose newer tokens that mode trains"),
+        ("requeue_tries", rollout.requeue_tries, "0", "that mode drops no group for its age, so none is issued again"),
+    ):
+        if value:
+            raise ConfigError(
+                f"rollout.{name} (from {loaded.sources[f'rollout.{name}']}) is {value!r} and rollout.stale_mode "
+                f"'tokens'; {why}. It must be {off}, or the mode another"
+            )
 
 
 def _check_extras(model: Model, extras: Sequence[str]) -> None:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from asyncrl.engine.cli.options import ConfigOption, FilterOption, SetOption, fail, see_user_folder
+from asyncrl.engine.cli.options import (
+    ConfigOption,
+    FilterOption,
+    SetOption,
+    check_stale_mode,
+    fail,
+    see_user_folder,
+)
 from asyncrl.engine.errors import ConfigError, TraceError
 
 if TYPE_CHECKING:
@@ -141,6 +148,7 @@ def _load(base: str, overrides: Sequence[Override], filters: Sequence[str]) -> L
 
     loaded = load(base, overrides, filters)
     build_chain(loaded.config.filters, min_live=loaded.config.rollout.min_live)
+    check_stale_mode(loaded)
     return loaded
 
 

@@ -50,6 +50,7 @@ class View:
 
     def watch(self, controller: Controller) -> None:
         self._controller = controller
+        self._note_tokens()  # The first line has a rate too: over the time since now.
 
     async def run(self) -> None:
         """Show until cancelled."""
@@ -103,10 +104,15 @@ class View:
             table.add_row(f"[bold]{name}", escape(value))
         return table
 
-    def _tokens_per_second(self) -> tuple[float, float]:
+    def _note_tokens(self) -> float:
         now = self._clock()
         self._rates.append((now, self._progress.trained_tokens, self._progress.generated_tokens))
-        while now - self._rates[0][0] > _RATE_OVER_S:
+        return now
+
+    def _tokens_per_second(self) -> tuple[float, float]:
+        now = self._note_tokens()
+        # Over what was last seen at least, however long ago that is.
+        while len(self._rates) > 2 and now - self._rates[0][0] > _RATE_OVER_S:
             self._rates.popleft()
         then, trained, generated = self._rates[0]
         seconds = max(now - then, 1e-9)

@@ -1,12 +1,14 @@
 """`asyncrl doctor`: every item, what is missing, and how to get it."""
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from asyncrl.engine.cli.doctor import Finding, examine, report
 from asyncrl.engine.cli.doctor import _extra as extra
+from asyncrl.engine.cli.doctor import _folder as writable
 from asyncrl.engine.cli.doctor import _package as package
 
 
@@ -19,10 +21,24 @@ def shown(findings: list[Finding]) -> tuple[int, str]:
 def test_it_looks_at_everything_a_run_needs() -> None:
     found = {finding.what: finding for finding in examine()}
     needed = ["Python", "torch", "ray", "transferqueue", "transformers", "loopback ports", "memory", "shared memory"]
+    needed.append("folder")
     assert list(found) == [*needed, "GPU", "extra megatron", "extra mooncake", "extra vllm"]
     assert [name for name, finding in found.items() if finding.required] == needed
     assert all(found[name].ok for name in needed[:6])
     assert all(finding.advice for finding in found.values() if not finding.ok)
+
+
+def test_a_folder_that_cannot_be_written_to_keeps_a_run_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FOUND-I16: where `runs` cannot be made or used."""
+    monkeypatch.chdir(tmp_path)
+    assert writable().ok
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "runs").write_text("")
+    finding = writable()
+    assert (finding.ok, finding.required) == (False, True)
+    assert str(tmp_path / "runs") in finding.found
 
 
 def test_what_is_missing_is_shown_with_how_to_get_it() -> None:

@@ -1,5 +1,7 @@
 """The options of `train` and `config`: sources of values, and refusals with exit code 2."""
 
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -197,3 +199,50 @@ def test_config_explains_a_key_and_refuses_an_unknown_one(command: Command) -> N
     assert unknown.exit_code == 2
     assert "did you mean max_staleness?" in unknown.output
     assert "--explain seed" in command("config", "seed").output
+
+
+def test_mode_tokens_is_refused_with_a_generator_that_makes_no_spans(command: Command) -> None:
+    """FOUND-I9: it would do what `drop` does, and say otherwise."""
+    result = command("train", "--dry-run", "--set", "rollout.stale_mode=tokens")
+    assert result.exit_code == 2
+    assert "rollout.stale_mode (from --set rollout.stale_mode=tokens) is 'tokens'" in result.stderr
+    assert "drop or gate" in result.stderr
+
+
+@pytest.mark.parametrize(("name", "value"), [("cancel_stale", "true"), ("requeue_tries", "2")])
+def test_what_contradicts_mode_tokens_is_refused_in_a_simulation_too(command: Command, name: str, value: str) -> None:
+    """FOUND-I9: an option that would harm, and one that would do nothing."""
+    both = ("--set", "rollout.stale_mode=tokens", "--set", f"rollout.{name}={value}")
+    seconds = ("--group-seconds", "1", "--step-seconds", "1")
+    for arguments in (("train", "--dry-run"), ("simulate", *seconds)):
+        result = command(*arguments, *both)
+        assert result.exit_code == 2
+        assert f"rollout.{name} (from --set rollout.{name}={value}) is" in result.stderr
+        assert "rollout.stale_mode 'tokens'" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["seed: {{ seed }}", "run:\n  seed: " + "[" * 3000])
+def test_yaml_that_cannot_be_read_is_refused_with_its_place(command: Command, folder: Path, text: str) -> None:
+    """FOUND-I7: a template that was not filled in, and one that is too deep, wherever YAML is read."""
+    (folder / "mine.yaml").write_text(text, encoding="utf-8")
+    value = text.partition(": ")[2]
+    for given in (("--config", "mine.yaml"), ("--set", f"task.options.x={value}"), ("--seed", value)):
+        result = command("train", "--dry-run", *given)
+        assert result.exit_code == 2
+        assert given[0] in result.stderr
+        assert re.search(r"line \d+, column \d+: ", result.stderr)
+    assert "mine.yaml" in command("train", "--config", "mine.yaml").stderr
+
+
+def test_a_working_folder_that_was_deleted_is_a_line(command: Command, folder: Path) -> None:
+    """FOUND-I16: for every command."""
+    for arguments in (("train", "--dry-run"), ("config",), ("filters",), ("doctor",)):
+        gone = folder / "gone"
+        gone.mkdir()
+        os.chdir(gone)
+        gone.rmdir()
+        try:
+            result = command(*arguments)
+        finally:
+            os.chdir(folder)
+        assert (result.exit_code, "the working folder cannot be used" in result.stderr) == (2, True), result.output

@@ -1,17 +1,20 @@
 """What a run shows, from folds that were fed events by hand."""
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from asyncrl.engine.cli.view import View, final_lines, number
+from asyncrl.engine.controller import Controller
 from asyncrl.engine.ending import Ending
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import AnyEvent, BatchJudged, Claimed, Dispatched, Put, Settled, StepEnded, StepStarted
 from asyncrl.engine.summary import summarise
+from asyncrl.engine.testing.simulation import simulate, simulated_config
 
 
 def group_events(group: int, fates: list[str], *, trained: bool) -> list[AnyEvent]:
@@ -92,6 +95,27 @@ def test_rates_are_over_the_last_seconds() -> None:
         progress.generated_tokens += 50
         last = view.figures()["tok/s"]
     assert last == "400 trained, 50 generated"
+
+
+def test_the_first_line_and_one_after_a_long_silence_have_rates() -> None:
+    """FOUND-I16: from the start of the run, and since the line before."""
+    ledger, progress = folds([])
+    now = [100.0]
+    view = View(ledger=ledger, progress=progress, console=Console(file=io.StringIO()), clock=lambda: now[0])
+    seen = []
+    simulate(simulated_config(run__steps=1), beside=watched_by(view))
+    for second, tokens in ((102.0, 500), (150.0, 4800)):
+        now[0] = second
+        progress.trained_tokens += tokens
+        seen.append(view.figures()["tok/s"])
+    assert seen == ["250 trained, 0 generated", "100 trained, 0 generated"]
+
+
+def watched_by(view: View) -> Callable[[Controller], Any]:
+    async def beside(controller: Controller) -> None:
+        view.watch(controller)
+
+    return beside
 
 
 @pytest.mark.parametrize(

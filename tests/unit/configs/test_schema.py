@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from importlib import resources
 
@@ -9,7 +10,8 @@ import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from asyncrl.configs import RunConfig, load, schema
+from asyncrl.configs import Override, RunConfig, load, schema
+from asyncrl.engine.errors import ConfigError
 
 
 def sections() -> Iterator[tuple[str, type[BaseModel]]]:
@@ -54,3 +56,35 @@ def test_sections_are_frozen_and_strict() -> None:
             section.model_validate({**value.model_dump(), "no_such_key": 1})
     with pytest.raises(ValidationError, match="frozen"):
         config.run = config.run  # type: ignore[misc]
+
+
+NUMBERS = [
+    (f"{name}.{field}", beyond)
+    for name, section in sections()
+    for field, info in section.model_fields.items()
+    for kind, beyond in (("int", 10**23), ("float", 1e38), ("float", 1e300))
+    if re.search(rf"\b{kind}\b", str(info.annotation))
+    # A reward may be any; some give a norm of 1e12 to switch the clipping of gradients off.
+    if field != "stop_at_reward" and (field, beyond) != ("max_grad_norm", 1e38)
+]
+
+
+@pytest.mark.parametrize(("path", "beyond"), NUMBERS)
+def test_no_number_may_be_beyond_all_measure(path: str, beyond: float) -> None:
+    """FOUND-I8: it would overflow after the start, in float32 or in 64 bits."""
+    with pytest.raises(ConfigError) as caught:
+        load("default", [Override(path, beyond, "--set it")])
+    assert str(caught.value).startswith(f"--set it ({path}) is {beyond!r}; it must be a")
+    assert re.search(r"at most|less than", str(caught.value))
+
+
+def test_a_temperature_that_divides_by_next_to_nothing_is_refused() -> None:
+    """FOUND-I8: logits over 1e-300 are no numbers."""
+    with pytest.raises(ConfigError, match=r"rollout\.temperature is 1e-300; .* from 1e-06 on"):
+        load("default", [Override("rollout.temperature", 1e-300, "--set")])
+
+
+def test_a_head_of_odd_width_is_refused() -> None:
+    """FOUND-I8: rotary positions turn pairs."""
+    with pytest.raises(ConfigError, match=r"model\.heads is 3 and model\.hidden_size 63; a head has 21 dimensions"):
+        load("default", [Override("model.heads", 3, "--set"), Override("model.hidden_size", 63, "--set")])
