@@ -232,6 +232,7 @@ class Collector:
             tag.REWARD: [o.value if isinstance(o, Reward) else None for o in outcomes],
             tag.STATUS: statuses,
             tag.CAUSE: causes,
+            tag.DISTINCT_RESPONSES: len({tuple(completion.token_ids) for completion in completions}),
             **_parts(outcomes),
             **{name: [tagger(c.token_ids) for c in kept] for name, tagger in self._taggers.items()},
         }

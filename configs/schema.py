@@ -42,6 +42,10 @@ class Run(Section):
     """End when the mean reward of the last `reward_window` batches judged reaches this; null: never."""
     reward_window: Count
     """Batches over which `stop_at_reward` averages."""
+    alarm_window: Count
+    """Batches over which alarms take the shares of samples that are lost, by cause."""
+    max_empty_batches: Count | None
+    """End, with exit code 1 and the cause, after so many batches in a row that had nothing to train; null: never."""
     directory: str | None
     """Where event log, logs and summary go; null: a new folder under `runs/`."""
     record: Literal["events", "tensors"]

@@ -39,7 +39,7 @@ from asyncrl.engine.ending import (
     failure,
     first_cause,
 )
-from asyncrl.engine.errors import ActorDied, AsyncRLError, DataPlaneDown, GenerationError
+from asyncrl.engine.errors import ActorDied, AsyncRLError, DataPlaneDown, GenerationError, NothingLearned
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import Acknowledged, BatchGivenUp, BatchTaken
@@ -163,7 +163,8 @@ class Controller:
         ending = self._ending or Ending(1, "the run was cancelled")
         await self._stop(plane_is_down=isinstance(ending.error, DataPlaneDown))
         if ending.code == 0 and not self._progress.steps:
-            ending = Ending(1, f"{ending.reason}, but no step was trained")
+            where = self._progress.alarms.in_vain()
+            ending = Ending(1, f"{ending.reason}, but no step was trained{f': of the {where}' if where else ''}")
         return ending
 
     @property
@@ -272,8 +273,7 @@ class Controller:
                         self.versions.hand_over()
                         self.dispatcher.batch_waits(False)
                     else:
-                        log.warning("a batch without survivors is no step", batch=batch.index, drops=dict(batch.drops))
-                        self.groups.release(batch.judged)
+                        self._no_step(batch)
                     if self._reward_reached():
                         self._end(REWARD_REACHED)
                         return
@@ -303,7 +303,7 @@ class Controller:
             if published is None:
                 self._events.append(BatchGivenUp(batch=batch.index))
                 self.versions.give_up()
-                self.groups.release(batch.judged)
+                self._no_step(batch)
             else:
                 handles.send_nowait((self.versions.trainer, published, batch.judged))
             self._events.flush()
@@ -312,6 +312,24 @@ class Controller:
             if run.steps is not None and self.versions.trainer >= run.steps:
                 self._end(LIMIT_STEPS)
                 return
+
+    def _no_step(self, batch: Batch) -> None:
+        """Let a batch go that had nothing to train; NothingLearned when so many in a row had nothing."""
+        self.groups.release(batch.judged)
+        in_a_row, limit = self._progress.alarms.learning.in_vain.batches, self._config.run.max_empty_batches
+        if in_a_row == 1:
+            log.warning(
+                "a batch without anything to train is no step",
+                batch=batch.index,
+                groups=len(batch.judged),
+                drops=dict(batch.drops),
+                masked_samples=dict(batch.masked),
+            )
+        if limit is not None and in_a_row >= limit:
+            raise NothingLearned(
+                f"{in_a_row} batches in a row had nothing to train, and run.max_empty_batches is {limit}. "
+                f"Of the {self._progress.alarms.in_vain()}"
+            )
 
     def _reward_reached(self) -> bool:
         run = self._config.run

@@ -64,6 +64,10 @@ class RefillExhausted(AsyncRLError, RuntimeError):
     """Dynamic sampling used up its attempts; the message names the drops by reason."""
 
 
+class NothingLearned(AsyncRLError, RuntimeError):
+    """Too many batches in a row had nothing to train; the message says where their samples went."""
+
+
 class TraceError(AsyncRLError, ValueError):
     """An event log is not there, cannot be read, or does not hold what was asked of it."""
 

@@ -28,6 +28,15 @@ LENGTH_BIAS_WARNING = "staleness/length_bias_warning"
 RECENT_LENGTH_RATIO = "staleness/recent_fresh_length_ratio"
 TOKENS_LOST_TO_AGE = "staleness/lost_to_age_tokens"
 PROMPTS_LOST_HALF = "staleness/mostly_lost_prompts"
+# Over the last run.alarm_window batches that ended: shares of samples, groups and batches; and the alarms that are on.
+UNTRAINED_FRACTION = "alarms/untrained_sample_fraction"
+OVER_BUDGET_FRACTION = "alarms/over_budget_sample_fraction"
+OVER_BUDGET_PROMPTS = "alarms/over_budget_prompts"
+IDENTICAL_FRACTION = "alarms/identical_group_fraction"
+EMPTY_BATCH_FRACTION = "alarms/empty_batch_fraction"
+ALARMS_RAISED = "alarms/raised"
+# |mean ratio - 1| of a step in which nothing is older than the weights; 0 for any other.
+AGE_0_RATIO_ERROR = "alarms/age_0_ratio_error"
 # What a filter has done since the run began: `filters/<filter>/<figure>`, and for the counts by reason
 # `filters/<filter>/<figure>/<reason>`. A batch without survivors is no step, so these count up.
 FILTERS = "filters"

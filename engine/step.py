@@ -12,6 +12,7 @@ import anyio
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine import metrics
+from asyncrl.engine.events.learning import agreement
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import Measured, Planned, StepEnded, StepStarted, written
@@ -82,7 +83,9 @@ class Step:
         results = await self._stages.train(plan, selection, step=self._versions.trainer + 1)
         ages = Counter(selection.ages.values())
         figures = self._feedback.figures(plan, selection.lengths, results)
+        loss = self._loss_metrics(results)
         version = self._versions.advance()
+        agrees = agreement(version, ages, loss)
         self._log.append(
             StepEnded(
                 step=version,
@@ -93,9 +96,10 @@ class Step:
                 tokens=selection.trained_tokens,
                 reward_sum=selection.reward_sum,
                 metrics={
-                    **self._loss_metrics(results),
+                    **loss,
                     **figures.metrics,
                     **self._batch_metrics(batch, ages),
+                    metrics.AGE_0_RATIO_ERROR: abs(agrees.ratio - 1) if agrees else 0.0,
                     metrics.FORWARD_SECONDS: round(started - began, 6),
                     metrics.PUBLISH_LAG: publish_lag,
                     metrics.POLL_HITS: poll_hits,
@@ -216,6 +220,7 @@ class Step:
             metrics.TOKENS_LOST_TO_AGE: bias.lost_tokens,
             metrics.PROMPTS_LOST_HALF: bias.prompts.mostly_lost,
             metrics.RUN_AHEAD: self._groups.run_ahead.used,
+            **self._progress.alarms.metrics(),
             **self._chain.metrics(),
         }
 

@@ -73,6 +73,7 @@ def summarise(
         "trained_age_histogram": {str(age): count for age, count in sorted(progress.ages.items())},
         "trained_age_max": max(progress.ages, default=None),
         "length_bias": {**progress.length_bias.summary(), "warn_below": bias_warning},
+        "alarms": progress.alarms.summary(),
         "ledger": ledger.summary(),
         "data_plane_keys_left": data_plane_keys_left,
         "exit": {"code": ending.code, "reason": ending.reason},

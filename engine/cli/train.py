@@ -94,6 +94,7 @@ def _train(loaded: Loaded, directory: Path) -> int:
     from asyncrl.engine.cli.signals import EndSignals
     from asyncrl.engine.cli.view import View, final_lines
     from asyncrl.engine.errors import TraceError
+    from asyncrl.engine.events.alarms import Alarms
     from asyncrl.engine.events.bias_alarm import BiasAlarm
     from asyncrl.engine.events.ledger import Ledger
     from asyncrl.engine.events.log import FILE_NAME, EventLog, Fold
@@ -110,7 +111,9 @@ def _train(loaded: Loaded, directory: Path) -> int:
         markup=False,
         soft_wrap=True,
     )
-    ledger, progress, ends = Ledger(), Progress(loaded.config.run.reward_window), Ends()
+    # Looked up at each warning: where logs go is settled below.
+    alarms = Alarms(warn=lambda message, **figures: structlog.get_logger().warning(message, **figures))
+    ledger, progress, ends = Ledger(), Progress(loaded.config.run.reward_window, alarms), Ends()
     view = View(
         ledger=ledger, progress=progress, console=console, clock=time.monotonic, bias_warning=rollout.bias_warning
     )

@@ -85,6 +85,8 @@ class View:
             figures["length bias"] = (
                 f"ratio {number(bias.recent_ratio, 2)}, {bias.prompts.mostly_lost} prompts mostly lost"
             )
+        if progress.alarms.raised:
+            figures["alarms"] = ", ".join(alarm.name for alarm in progress.alarms.raised)
         if controller is not None:
             run_ahead = controller.groups.run_ahead
             versions = controller.versions
@@ -142,6 +144,11 @@ def final_lines(summary: dict[str, Any], directory: str) -> list[str]:
         f" + masked [{_counts(ledger['masked'])}] + dropped [{_counts(ledger['dropped'])}]"
         f" + failed [{_counts(ledger['failed'])}]",
         *_bias_lines(summary),
+        *(
+            f"warning: {alarm['name']}, batches {alarm['first_batch']} to {alarm['last_batch']}: {alarm['message']}"
+            for alarm in summary["alarms"]
+            if alarm["raised"]
+        ),
         f"everything is in {directory}",
     ]
 

@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Sequence
 
+from asyncrl.engine.events.alarms import Alarms
 from asyncrl.engine.events.length_bias import LengthBias
 from asyncrl.engine.events.types import AnyEvent, BatchJudged, Put, StepEnded
 
@@ -41,13 +42,15 @@ class Means:
 class Progress:
     """What the user watches. `rewards` is over all samples judged, `trained_rewards` over trained ones.
 
-    `reward_window` is the largest number of batches that `mean_of_last` will be asked for.
+    `reward_window` is the largest number of batches that `mean_of_last` will be asked for. `alarms` say what
+    is wrong; give some that speak, or they only count.
     """
 
-    kinds = (*LengthBias.kinds, BatchJudged)
+    kinds = tuple({*LengthBias.kinds, *Alarms.kinds, BatchJudged})
 
-    def __init__(self, reward_window: int = WINDOW) -> None:
+    def __init__(self, reward_window: int = WINDOW, alarms: Alarms | None = None) -> None:
         self.length_bias = LengthBias()
+        self.alarms = alarms or Alarms()
         self.steps = 0
         self.batches = 0
         self.trained_tokens = 0
@@ -61,6 +64,7 @@ class Progress:
 
     def apply(self, event: AnyEvent) -> None:
         self.length_bias.apply(event)
+        self.alarms.apply(event)
         match event:
             case BatchJudged():
                 self.batches += 1

@@ -24,6 +24,8 @@ TRAINABLE_TOKENS = "trainable_tokens"
 REWARD = "reward"
 STATUS = "status"
 CAUSE = "cause"
+# How many different responses the group has.
+DISTINCT_RESPONSES = "distinct_responses"
 
 _PLAIN = (int, float, str, bool, type(None))
 

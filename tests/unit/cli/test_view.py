@@ -164,7 +164,7 @@ def test_the_summary_has_its_stable_keys() -> None:
         "exit": {"code": 0, "reason": "step limit reached"},
     }
     assert {key: summary[key] for key in promised} == promised
-    assert set(summary) - set(promised) <= {"batches", "trained_tokens", "generated_tokens", "length_bias"}
+    assert set(summary) - set(promised) <= {"batches", "trained_tokens", "generated_tokens", "length_bias", "alarms"}
 
 
 def test_a_run_without_a_step_has_nulls_and_no_nan() -> None:

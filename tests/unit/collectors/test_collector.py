@@ -156,6 +156,7 @@ def test_a_group_is_put_whole_with_its_tags_and_columns() -> None:
         "reward": [0.0, 1.0, 0.0, 1.0],
         "status": ["finished"] * 4,
         "cause": [None] * 4,
+        "distinct_responses": 4,
     }
     encode = CharTokenizer().encode
     assert [row.tolist() for row in columns[TOKENS]] == [[*encode("0>"), *encode(str(i)), 1] for i in range(4)]

@@ -5,7 +5,9 @@ import re
 
 import pytest
 
+from asyncrl.engine.events.alarms import Alarms
 from asyncrl.engine.events.bias_alarm import BiasAlarm
+from asyncrl.engine.events.learning import Learning
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.length_bias import LengthBias
 from asyncrl.engine.events.log import EventLog
@@ -35,11 +37,13 @@ def test_a_fold_is_given_the_kinds_that_it_names_or_all() -> None:
     assert [event.seq for event in some.seen] == [1, 4, 5]
 
 
-@pytest.mark.parametrize("fold", [Ledger, LengthBias, Progress, BiasAlarm])
+@pytest.mark.parametrize("fold", [Ledger, LengthBias, Learning, Alarms, Progress, BiasAlarm])
 def test_the_kinds_of_a_fold_are_those_that_it_looks_at(fold: type) -> None:
     """By the text of `apply`: a case that is added to it and not to `kinds` would never be met in a run."""
     names = {kind.__name__: kind for kind in AnyEvent.__args__}
     looked_at = {names[word] for word in re.findall(r"\w+", inspect.getsource(fold.apply)) if word in names}  # type: ignore[attr-defined]
     if fold is Progress:
-        looked_at |= set(LengthBias.kinds)
+        looked_at |= {*LengthBias.kinds, *Alarms.kinds}
+    if fold is Alarms:
+        looked_at |= set(Learning.kinds)
     assert looked_at == set(fold.kinds)  # type: ignore[attr-defined]

@@ -1,0 +1,226 @@
+"""Says, while a run goes on, that little or nothing is learned, why, and which option would help.
+
+A fold. An alarm is raised when a share of the last batches reaches its limit, and is over once the share is
+clearly below; it is spoken of once each time. Only with `warn` does anything speak: reading a log is silent.
+
+Of 960 samples of 20 batches 912 were dropped: 0.95 is at the limit of `untrained`, which is raised. It is over
+when fewer than 0.8 · 0.95 of a later window, 0.76, are lost.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from asyncrl.engine import metrics
+from asyncrl.engine.events.learning import Agreement, BatchFigures, Learning
+from asyncrl.engine.events.remedies import remedy, with_options
+from asyncrl.engine.events.types import AnyEvent, RunEnded, RunStarted
+from asyncrl.engine.records.fate import FAILED_FATE, MASKED, OVER_BUDGET, TRAINED, masked, split_fate
+
+LEAST_BATCHES = 10
+"""An alarm takes so many batches, and so many empty ones in a row; a run that ends sooner is judged by what it had."""
+OVER_AT = 0.8
+"""Share of its limit under which an alarm is over, so that one at the limit does not speak at each batch."""
+LIMITS = {
+    "over_budget": 0.1,
+    "masked": 0.5,
+    "failed": 0.5,
+    "untrained": 0.95,
+    "identical": 0.5,
+    "flat_gradient": 0.5,
+}
+"""Share of samples, groups (`identical`) or steps (`flat_gradient`) from which an alarm is raised."""
+RATIO_TOLERANCE = {"float32": 0.01, "bfloat16": 0.05}
+"""How far the mean ratio may be from 1 at age 0, by model.dtype. Under it is rounding; over it the trainer
+computes another distribution than the generator sampled from."""
+_OVER_BUDGET = masked(OVER_BUDGET)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is so of the last batches. `share` is what is held against `limit`; `say` words it."""
+
+    name: str
+    share: float
+    limit: float
+    say: Callable[[], str]
+
+
+@dataclass(slots=True)
+class Alarm:
+    """One alarm of a run: the batches (as counted when they end) from the first to the last in which it was on."""
+
+    name: str
+    first_batch: int
+    last_batch: int
+    share: float
+    message: str
+    raised: bool = True
+
+
+class Alarms:
+    """Folds a run. `warn(message, **figures)` is called when an alarm is raised."""
+
+    kinds = (*Learning.kinds, RunEnded)
+
+    def __init__(self, warn: Callable[..., Any] = lambda message, **figures: None) -> None:
+        self.learning = Learning()
+        self.seen: dict[str, Alarm] = {}
+        self._warn = warn
+        self._config: Mapping[str, Any] = {}
+        self._judged = 0
+
+    def apply(self, event: AnyEvent) -> None:
+        if isinstance(event, RunEnded):
+            self._judge()
+            return
+        if isinstance(event, RunStarted):
+            self._config = event.config
+        self.learning.apply(event)
+        if self.learning.batches > self._judged:
+            self._judged = self.learning.batches
+            if self._judged >= LEAST_BATCHES:
+                self._judge()
+
+    @property
+    def raised(self) -> list[Alarm]:
+        """The alarms that are on."""
+        return [alarm for alarm in self.seen.values() if alarm.raised]
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Return all alarms of the run in order, each with its largest share, and whether it is still `raised`."""
+        return [
+            {
+                "name": alarm.name,
+                "first_batch": alarm.first_batch,
+                "last_batch": alarm.last_batch,
+                "share": round(alarm.share, 4),
+                "message": alarm.message,
+                "raised": alarm.raised,
+            }
+            for alarm in self.seen.values()
+        ]
+
+    def metrics(self) -> dict[str, float]:
+        """Return the shares over the last batches that ended, by metric name."""
+        recent = self.learning.recent
+        return {
+            metrics.UNTRAINED_FRACTION: 1 - recent.share(TRAINED) if recent.samples else 0.0,
+            metrics.OVER_BUDGET_FRACTION: recent.share(_OVER_BUDGET),
+            metrics.OVER_BUDGET_PROMPTS: len(recent.over_budget),
+            metrics.IDENTICAL_FRACTION: recent.identical / (recent.groups or 1),
+            metrics.EMPTY_BATCH_FRACTION: recent.empty / (recent.batches or 1),
+            metrics.ALARMS_RAISED: len(self.raised),
+        }
+
+    def in_vain(self) -> str:
+        """Say where the samples of the batches since the last one trained went, and what would help; "" without any."""
+        return self._causes(self.learning.in_vain) if self.learning.in_vain.batches else ""
+
+    def _judge(self) -> None:
+        for finding in self._findings(self.learning.recent):
+            alarm = self.seen.get(finding.name)
+            on = alarm is not None and alarm.raised
+            if finding.share < finding.limit * (OVER_AT if on else 1.0):
+                if alarm is not None:
+                    alarm.raised = False
+                continue
+            message = finding.say()
+            if alarm is None:
+                alarm = self.seen[finding.name] = Alarm(finding.name, self._judged, 0, 0.0, message)
+            alarm.last_batch, alarm.raised = self._judged, True
+            if finding.share >= alarm.share:
+                alarm.share, alarm.message = finding.share, message
+            if not on:
+                self._warn(message, alarm=finding.name, batch=self._judged, share=round(finding.share, 4))
+
+    def _findings(self, recent: BatchFigures) -> Iterator[Finding]:
+        if recent.samples:
+            yield from self._of_samples(recent)
+        if recent.groups:
+            yield Finding(
+                "identical", recent.identical / recent.groups, LIMITS["identical"], lambda: self._identical(recent)
+            )
+        if recent.steps:
+            share = recent.flat_steps / recent.steps
+            yield Finding("flat_gradient", share, LIMITS["flat_gradient"], lambda: self._flat(recent))
+        in_a_row = self.learning.in_vain.batches
+        yield Finding("empty_batches", in_a_row, LEAST_BATCHES, lambda: self._empty(in_a_row))
+        if self.learning.agreement is not None:
+            yield self._ratio(self.learning.agreement)
+
+    def _of_samples(self, recent: BatchFigures) -> Iterator[Finding]:
+        """Yield what is so of samples; what one cause explains is not said again of all together."""
+        fates = {
+            name: [fate for fate in recent.fates if split_fate(fate)[0] == kind and fate != _OVER_BUDGET]
+            for name, kind in (("masked", MASKED), ("failed", FAILED_FATE))
+        }
+        shares = {
+            "over_budget": recent.share(_OVER_BUDGET),
+            **{name: recent.share(*which) for name, which in fates.items()},
+        }
+        yield Finding("over_budget", shares["over_budget"], LIMITS["over_budget"], lambda: self._over_budget(recent))
+        for name in fates:
+            yield Finding(name, shares[name], LIMITS[name], lambda: f"of the {self._causes(recent)}")
+        said = any(shares[name] >= LIMITS[name] for name in shares)
+        lost = 0.0 if said else 1 - recent.share(TRAINED)
+        yield Finding("untrained", lost, LIMITS["untrained"], lambda: f"of the {self._causes(recent)}")
+
+    def _over_budget(self, recent: BatchFigures) -> str:
+        prompts = recent.over_budget
+        return (
+            f"{recent.fates[_OVER_BUDGET]} of {recent.samples} samples of the last {recent.batches} batches, of "
+            f"{len(prompts)} prompts such as prompt {prompts.most_common(1)[0][0]}, are longer than a micro-batch "
+            f"and are not trained: {remedy(_OVER_BUDGET, self._config)}"
+        )
+
+    def _causes(self, figures: BatchFigures) -> str:
+        """Say of samples how many were trained and lost, by cause, and what helps against the largest one."""
+        lost = Counter({fate: n for fate, n in figures.fates.items() if fate != TRAINED})
+        if not lost:
+            return f"{figures.samples} samples of {figures.batches} batches none was lost"
+        causes = ", ".join(f"{n} {fate.replace(':', ' ')}" for fate, n in lost.most_common(4))
+        reward = "" if figures.mean_reward is None else f"; mean reward {figures.mean_reward:.3g}"
+        return (
+            f"{figures.samples} samples of {figures.batches} batches {figures.fates[TRAINED] or 'none'} were trained: "
+            f"{causes}{reward}. {_sentence(remedy(lost.most_common(1)[0][0], self._config))}"
+        )
+
+    def _identical(self, recent: BatchFigures) -> str:
+        return (
+            f"in {recent.identical} of {recent.groups} groups of the last {recent.batches} batches all responses "
+            "are the same, and not the best: the policy has collapsed. "
+            + with_options("Raise {rollout.temperature}", self._config)
+        )
+
+    def _flat(self, recent: BatchFigures) -> str:
+        return (
+            f"the gradient was 0 in {recent.flat_steps} of the last {recent.steps} steps: rewards within a group "
+            "do not differ, so nothing is learned. The filter zero_std drops such groups before they cost a step"
+        )
+
+    def _empty(self, in_a_row: int) -> str:
+        return f"{in_a_row} batches in a row had nothing to train. Of the {self.in_vain()}"
+
+    def _ratio(self, agreement: Agreement) -> Finding:
+        """Hold a step at age 0 against 1; a clip range near the tolerance itself says nothing."""
+        trainer = self._config.get("trainer", {})
+        tolerance = RATIO_TOLERANCE.get(self._config.get("model", {}).get("dtype"), min(RATIO_TOLERANCE.values()))
+        off = abs(agreement.ratio - 1)
+        if min(trainer.get("clip_low", 1.0), trainer.get("clip_high", 1.0)) >= 4 * tolerance:
+            off = max(off, agreement.outside)
+
+        def say() -> str:
+            helps = "Set {trainer.packed} to false" if trainer.get("packed") else "Check {model.path} and {model.dtype}"
+            return (
+                f"at age 0 trainer and generators should agree, but in step {agreement.step} the mean ratio is "
+                f"{agreement.ratio:.4f} and {agreement.outside:.1%} of the tokens are out of range: they compute "
+                f"different distributions. {with_options(helps, self._config)}"
+            )
+
+        return Finding("ratio_at_age_0", off, tolerance, say)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]

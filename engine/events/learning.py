@@ -1,0 +1,199 @@
+"""What the last batches left to learn from: samples by fate, prompts over the budget, empty batches. A fold.
+
+Invariant: a batch counts once, when each of its samples has its fate and it was trained, given up or without
+a survivor. Groups that ended before any batch judged them count with the batch that ends next.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncrl.engine import metrics
+from asyncrl.engine.events.types import (
+    AnyEvent,
+    BatchGivenUp,
+    BatchJudged,
+    Judged,
+    Planned,
+    Put,
+    RunStarted,
+    Settled,
+    StepEnded,
+)
+from asyncrl.engine.records.fate import OVER_BUDGET, RUN_ENDED, TRAINED, dropped, masked
+from asyncrl.engine.records.group import DISTINCT_RESPONSES, PROMPT, REWARD
+
+WINDOW_BATCHES = 20
+_OVER_BUDGET = masked(OVER_BUDGET)
+_RUN_ENDED = dropped(RUN_ENDED)
+
+
+@dataclass(slots=True)
+class BatchFigures:
+    """Of one batch, or several added up: samples by fate, groups, steps, and samples over the budget by prompt.
+
+    `identical` counts groups whose responses are all the same, but for those with the best reward of the run: such
+    a prompt is solved. `flat_steps` counts steps with a gradient of 0.
+    """
+
+    fates: Counter[str] = field(default_factory=Counter)
+    over_budget: Counter[Any] = field(default_factory=Counter)
+    batches: int = 1
+    empty: int = 0
+    groups: int = 0
+    identical: int = 0
+    steps: int = 0
+    flat_steps: int = 0
+    reward_sum: float = 0.0
+    reward_count: int = 0
+
+    @property
+    def samples(self) -> int:
+        return self.fates.total()
+
+    def share(self, *fates: str) -> float:
+        """Return the share of the samples that had one of these fates; 0 without any."""
+        return sum(self.fates[fate] for fate in fates) / (self.samples or 1)
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Mean reward of all samples judged; None without any."""
+        return self.reward_sum / self.reward_count if self.reward_count else None
+
+    @classmethod
+    def total(cls, parts: Iterable["BatchFigures"]) -> "BatchFigures":
+        """Return the figures of all parts together."""
+        whole = cls(batches=0)
+        for part in parts:
+            whole.fates.update(part.fates)
+            whole.over_budget.update(part.over_budget)
+            for name in ("batches", "empty", "groups", "identical", "steps", "flat_steps"):
+                setattr(whole, name, getattr(whole, name) + getattr(part, name))
+            whole.reward_sum += part.reward_sum
+            whole.reward_count += part.reward_count
+        return whole
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How a step whose tokens all have age 0 agrees with its generators: mean ratio, and the share out of range."""
+
+    step: int
+    ratio: float
+    outside: float
+
+
+@dataclass(slots=True)
+class _Open:
+    figures: BatchFigures = field(default_factory=BatchFigures)
+    unsettled: int = 0
+    ended: bool = False
+
+
+class Learning:
+    """Folds a run. `recent` adds up the last batches that ended, `in_vain` those since the last one trained."""
+
+    kinds = (RunStarted, Put, Judged, BatchJudged, BatchGivenUp, Planned, StepEnded, Settled)
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.in_vain = BatchFigures(batches=0)
+        self.agreement: Agreement | None = None
+        self._recent: deque[BatchFigures] = deque(maxlen=WINDOW_BATCHES)
+        self._open: dict[int, _Open] = {}
+        self._batch_of: dict[int, int] = {}
+        self._worst, self._best = math.inf, -math.inf
+        # By group that is on its way: its prompt, and whether its responses are all the same.
+        self._groups: dict[int, tuple[Any, bool]] = {}
+        self._before = BatchFigures(batches=0)
+        self._training = -1
+
+    @property
+    def recent(self) -> BatchFigures:
+        return BatchFigures.total(self._recent)
+
+    def apply(self, event: AnyEvent) -> None:
+        match event:
+            case Settled():
+                self._settle(event)
+            case Judged():
+                again = self._open.get(self._batch_of.get(event.group, -1))
+                if again is not None:
+                    again.unsettled -= 1
+                self._batch_of[event.group] = event.batch
+                self._open.setdefault(event.batch, _Open()).unsettled += 1
+            case Put():
+                # A reward that is not finite is not a number in a log.
+                rewards = [r for r in event.tags.get(REWARD, ()) if isinstance(r, int | float)]
+                self._worst, self._best = min((self._worst, *rewards)), max((self._best, *rewards))
+                solved = max(rewards, default=-math.inf) >= self._best > self._worst
+                alike = event.tags.get(DISTINCT_RESPONSES) == 1 and len(event.keys) > 1 and not solved
+                self._groups[event.group] = (event.tags.get(PROMPT), alike)
+            case BatchJudged():
+                batch = self._open.setdefault(event.batch, _Open())
+                batch.figures.reward_sum += event.reward_sum
+                batch.figures.reward_count += event.reward_count
+                self._end(event.batch, ended=not event.kept)
+            case Planned():
+                self._training = event.batch
+            case StepEnded():
+                self._step(event)
+                self._end(self._training, ended=True)
+            case BatchGivenUp():
+                self._end(event.batch, ended=True)
+            case RunStarted():
+                window = event.config.get("run", {}).get("alarm_window", WINDOW_BATCHES)
+                self._recent = deque(self._recent, maxlen=window)
+
+    def _settle(self, event: Settled) -> None:
+        prompt, alike = self._groups.pop(event.group, (None, False))
+        number = self._batch_of.pop(event.group, None)
+        batch = self._open.get(-1 if number is None else number)
+        figures = self._before if batch is None else batch.figures
+        figures.fates.update(event.fates)
+        del figures.fates[_RUN_ENDED]
+        figures.groups += 1
+        figures.identical += alike
+        if _OVER_BUDGET in event.fates:
+            figures.over_budget[prompt] += event.fates.count(_OVER_BUDGET)
+        if batch is not None and number is not None:
+            batch.unsettled -= 1
+            self._end(number, ended=False)
+
+    def _step(self, event: StepEnded) -> None:
+        figures = self._open.setdefault(self._training, _Open()).figures
+        figures.steps += 1
+        figures.flat_steps += event.metrics.get(metrics.GRAD_NORM) == 0.0
+        self.agreement = agreement(event.step, event.ages, event.metrics) or self.agreement
+
+    def _end(self, number: int, *, ended: bool) -> None:
+        """Count a batch once it has ended and nothing of it is without a fate."""
+        batch = self._open.get(number)
+        if batch is None:
+            return
+        batch.ended |= ended
+        if not batch.ended or batch.unsettled:
+            return
+        del self._open[number]
+        figures = batch.figures
+        figures.empty = not figures.fates[TRAINED]
+        figures = BatchFigures.total((figures, self._before))
+        self._before = BatchFigures(batches=0)
+        self._recent.append(figures)
+        self.batches += 1
+        self.in_vain = BatchFigures.total((self.in_vain, figures)) if figures.empty else BatchFigures(batches=0)
+
+
+def agreement(step: int, ages: Mapping[Any, int], figures: Mapping[str, float]) -> Agreement | None:
+    """Return how trainer and generators agree in a step; None where a token is older than the weights.
+
+    With a proximal policy the importance weights say it, since its ratio is to the trainer's own policy.
+    """
+    if set(map(int, ages)) != {0}:
+        return None
+    weight = figures.get(metrics.WEIGHT_MEAN, 0.0)
+    if weight:
+        return Agreement(step, weight, figures.get(metrics.TRUNCATED_FRACTION, 0.0))
+    return Agreement(step, figures.get(metrics.RATIO_MEAN, 1.0), figures.get(metrics.CLIPPED_FRACTION, 0.0))
