@@ -45,7 +45,7 @@ from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import Acknowledged, BatchGivenUp, BatchTaken
 from asyncrl.engine.front_end import Batch, FrontEnd
 from asyncrl.engine.groups import Groups
-from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION, Actor, CollectorHandle, World
+from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION, Actor, CollectorHandle, RankHandle, World
 from asyncrl.engine.lifecycle.deaths import Deaths
 from asyncrl.engine.publisher import Publisher
 from asyncrl.engine.records.fate import CANCELLED
@@ -53,6 +53,7 @@ from asyncrl.engine.records.message import GroupFailure, Message, PutNotice, Ser
 from asyncrl.engine.run_ahead import RunAhead
 from asyncrl.engine.step import Step
 from asyncrl.engine.versions import Versions
+from asyncrl.engine.weights.digest import Digest, check_equal
 from asyncrl.filters import Chain
 
 log = structlog.get_logger()
@@ -197,7 +198,20 @@ class Controller:
             async with anyio.create_task_group() as warming:
                 for rank in world.ranks:
                     warming.start_soon(self._warm_up, rank)
+        await self._compare_weights()
         await self.publisher.publish(0, await world.ranks[0].weights())
+
+    async def _compare_weights(self) -> None:
+        """Raise VersionError if a rank holds another version 0 than rank 0, which is published."""
+        digests: dict[str, Digest] = {}
+
+        async def ask(rank: RankHandle) -> None:
+            digests[rank.name] = await rank.digest()
+
+        async with anyio.create_task_group() as asking:
+            for rank in self._world.ranks:
+                asking.start_soon(ask, rank)
+        check_equal({rank.name: digests[rank.name] for rank in self._world.ranks})
 
     async def _run_collector(self, collector: CollectorHandle) -> None:
         with self._deaths.of(collector.name):

@@ -18,6 +18,7 @@ from asyncrl.engine.records import MicroBatch
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, REFERENCE_LOGPROBS, TOKENS, TRAINER_LOGPROBS
 from asyncrl.engine.records.work import RankResult, RankWork
 from asyncrl.engine.weights.base import WeightTransport
+from asyncrl.engine.weights.digest import digest
 from asyncrl.trainers.backends.base import Backend, Rows, StepSums
 from asyncrl.trainers.feed import feed
 from asyncrl.trainers.fetch import Policy, Values, fetch_for
@@ -26,7 +27,7 @@ from asyncrl.trainers.siblings import OnlyChild, Siblings
 
 
 class TrainerRank:
-    """One rank. `train`, `logprobs`, `warm_up` and `weights` are called one at a time by the driver.
+    """One rank. Its methods but `events` are called one at a time by the driver.
 
     `siblings` share its replica and rows; `extras` are further columns, of tensors, which go to the
     backend with every micro-batch; `peak_flops` is of its device, FLOPs a second.
@@ -153,6 +154,10 @@ class TrainerRank:
     async def weights(self) -> Any:
         """Return a handle on the weights as they are now."""
         return await self._offload(lambda: self._transport.send(self._backend.state()))
+
+    async def digest(self) -> dict[str, int]:
+        """Return sums over the weights as they are now, by which ranks are compared."""
+        return await self._offload(lambda: digest(self._backend.state()))  # type: ignore[no-any-return]
 
     async def events(self, after_seq: int, wait_s: float) -> list[Numbered]:
         """Answer the supervisor's long poll; a rank reports nothing but that it lives."""

@@ -42,7 +42,8 @@ class _Update:
 class TorchGenerator:
     """`decode_samples` decode together at most; with `alone`, one group a batch, for exact repetition.
 
-    `offload` runs a blocking call where it does not stop the event loop (a thread), or in place.
+    `offload` runs a blocking call where it does not stop the event loop (a thread), or in place. Each of
+    `stop_ids` ends a response as `eos_id` does. `positions` is the model's longest sequence, None without a bound.
     """
 
     def __init__(
@@ -54,13 +55,17 @@ class TorchGenerator:
         decode_samples: int,
         alone: bool,
         offload: Offload[Any],
+        stop_ids: Sequence[int] = (),
+        positions: int | None = None,
     ) -> None:
         self._model = model
         self._device = next(model.parameters()).device
         # transformers renames it between versions, and models differ in the order of their arguments.
         known = inspect.signature(model.forward).parameters
         self._cache_keyword = "cache" if "cache" in known else "past_key_values"
-        self._eos_id = eos_id
+        self._stops = frozenset({eos_id, *stop_ids})
+        self._stop_ids = torch.tensor(sorted(self._stops), device=self._device)
+        self._positions = positions
         self._pad_id = pad_id
         self._decode_samples = decode_samples
         self._alone = alone
@@ -85,6 +90,12 @@ class TorchGenerator:
             self._running = 0
 
     async def generate(self, request: GroupRequest) -> Sequence[Completion]:
+        needed = len(request.prompt_ids) + request.max_new_tokens
+        if self._positions is not None and needed > self._positions:
+            raise GenerationError(
+                f"a prompt of {len(request.prompt_ids)} tokens and {request.max_new_tokens} new ones need {needed} "
+                f"positions; the model has {self._positions}"
+            )
         waiting = _Waiting(request)
         self._waiting.append(waiting)
         self._changed.notify()
@@ -196,7 +207,7 @@ class TorchGenerator:
             chosen = _sample(logits, draws[:, step], temperature)
             tokens.append(torch.where(open_rows, chosen, -1))
             logprobs.append(token_logprobs(logits, chosen, temperature))
-            open_rows = open_rows & (chosen != self._eos_id) & (last_allowed > step)
+            open_rows = open_rows & ~torch.isin(chosen, self._stop_ids) & (last_allowed > step)
             if not open_rows.any():
                 break
             ids = chosen.unsqueeze(1)
@@ -219,7 +230,7 @@ class TorchGenerator:
                         token_ids=ids,
                         logprobs=tuple(logprobs[row][: len(ids)]),
                         spans=((self._version, 0, len(ids)),),
-                        finished=ids[-1] == self._eos_id,
+                        finished=ids[-1] in self._stops,
                     )
                 )
                 row += 1

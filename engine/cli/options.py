@@ -98,6 +98,9 @@ def check_runnable(loaded: Loaded) -> None:
                 "tokenizer too (tokenizer.json or tokenizer_config.json)"
             )
         _check_extras(config.model, task.extras)
+        from asyncrl.engine.lifecycle.checks import check_checkpoint
+
+        check_checkpoint(config, task.prompts(), extras=task.extras)
         return
     _check_extras(config.model, task.extras)
     from asyncrl.engine.model.tokenizer import CharTokenizer

@@ -306,12 +306,13 @@ def _run_started(config: RunConfig) -> RunStarted:
     from asyncrl.engine.events.types import SCHEMA, RunStarted
     from asyncrl.engine.lifecycle.parts import cost_model
 
+    cost = cost_model(config)
     return RunStarted(
         schema=SCHEMA,
         config=config.model_dump(),
         software=_software(),
         process_wall=psutil.Process().create_time(),
-        cost=asdict(cost_model(config)),
+        cost=asdict(cost) if cost else None,
     )
 
 

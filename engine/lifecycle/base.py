@@ -1,6 +1,6 @@
 """What the controller drives, whatever world it runs in: handles on actors, and prompts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,6 +47,8 @@ class RankHandle(Actor, Protocol):
     ) -> float: ...
 
     async def weights(self) -> Any: ...
+
+    async def digest(self) -> Mapping[str, int]: ...
 
 
 @dataclass(frozen=True, slots=True)

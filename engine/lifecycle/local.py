@@ -9,6 +9,7 @@ import torch
 from asyncrl.configs import RunConfig
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.lifecycle.base import World
+from asyncrl.engine.lifecycle.checks import warn_of_settings
 from asyncrl.engine.lifecycle.parts import (
     build_collector,
     build_rank,
@@ -16,10 +17,10 @@ from asyncrl.engine.lifecycle.parts import (
     cost_model,
     load_run_task,
     rank_model,
+    run_tokenizer,
     train_partition,
     warm_up_examples,
 )
-from asyncrl.engine.model.tokenizer import load_tokenizer
 from asyncrl.engine.offload import in_place
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.trainers.reducer import Meeting
@@ -34,7 +35,8 @@ async def local_world(config: RunConfig) -> AsyncIterator[World]:
         capacity_rows=config.data_plane.capacity_rows,
         lease_s=config.data_plane.lease_s,
     )
-    task = load_run_task(config)
+    task, cost = load_run_task(config), cost_model(config)
+    warn_of_settings(config)
     await plane.register(train_partition(config, task.extras))
     transport = InProcess()
     meeting = Meeting(config.trainer.ranks, config.trainer.step_timeout_s)
@@ -61,8 +63,8 @@ async def local_world(config: RunConfig) -> AsyncIterator[World]:
             collectors=collectors,
             ranks=ranks,
             prompts=task.prompts(),
-            examples=warm_up_examples(task, load_tokenizer(config.model.path)),
-            cost=cost_model(config).flops,
+            examples=warm_up_examples(task, run_tokenizer(config)),
+            cost=cost.flops if cost else None,
         )
     finally:
         await plane.close()

@@ -1,6 +1,5 @@
 """Collectors and ranks from a configuration, the same in every world."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 
 from asyncrl.collectors.collector import Collector
+from asyncrl.collectors.generators.cached import check_cached
 from asyncrl.collectors.generators.torch_generator import TorchGenerator
 from asyncrl.collectors.tasks import Task, load_task
 from asyncrl.configs import RunConfig
@@ -15,11 +15,13 @@ from asyncrl.engine.data_plane.base import DataPlane, Partition
 from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION
 from asyncrl.engine.model.causal_lm import build_model
 from asyncrl.engine.model.device import choose_device, torch_dtype
+from asyncrl.engine.model.settings import end_tokens, read_json
 from asyncrl.engine.model.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
 from asyncrl.engine.offload import Offload
 from asyncrl.engine.records.columns import COLUMNS, REFERENCE_LOGPROBS, TRAINER_LOGPROBS
 from asyncrl.engine.weights.base import WeightTransport
 from asyncrl.filters import build_chain
+from asyncrl.trainers.backends.alike import Alike
 from asyncrl.trainers.backends.torch_backend import TorchBackend
 from asyncrl.trainers.cost_model import CostModel
 from asyncrl.trainers.extras import check_takes
@@ -35,10 +37,13 @@ def train_partition(config: RunConfig, extras: Sequence[str] = ()) -> Partition:
     return Partition(PARTITION, config.rollout.group_size, (*COLUMNS, *extras), (CONSUMER,), later=later)
 
 
-def cost_model(config: RunConfig) -> CostModel:
-    """Return the FLOPs of samples under the run's model, from its own configuration."""
+def cost_model(config: RunConfig) -> CostModel | None:
+    """Return the FLOPs of samples under the run's model, from its own configuration; None where that does not tell."""
     if config.model.path is not None:
-        return CostModel.of(json.loads((Path(config.model.path) / "config.json").read_text(encoding="utf-8")))
+        try:
+            return CostModel.of(read_json(Path(config.model.path) / "config.json"))
+        except ValueError:
+            return None
     model = config.model
     return CostModel.of(
         {
@@ -62,8 +67,24 @@ def warm_up_examples(task: Task, tokenizer: Tokenizer) -> list[tuple[list[int], 
     pairs = []
     for prompt, answer in task.examples():
         ids = tokenizer.encode(prompt)
-        pairs.append(([*ids, *tokenizer.encode(answer), tokenizer.eos_id], len(ids)))
+        pairs.append(([*ids, *tokenizer.encode_more(answer), tokenizer.eos_id], len(ids)))
     return pairs
+
+
+def run_tokenizer(config: RunConfig) -> Tokenizer:
+    return load_tokenizer(config.model.path, add_bos=config.rollout.add_bos)
+
+
+def stop_ids(config: RunConfig, tokenizer: Tokenizer) -> list[int]:
+    """Return every token that ends a response: of the tokenizer, of the checkpoint's settings, and configured."""
+    path = config.model.path
+    return sorted({tokenizer.eos_id, *(end_tokens(path) if path else ()), *config.rollout.stop_token_ids})
+
+
+def positions_of(architecture: Any) -> int | None:
+    """Return how many positions a Hugging Face configuration names as its model's most; None where it names none."""
+    found = getattr(architecture.get_text_config(), "max_position_embeddings", None)
+    return int(found) if found else None
 
 
 def build_collector(
@@ -75,10 +96,13 @@ def build_collector(
     transport: WeightTransport,
     offload: Offload[Any],
 ) -> Collector:
-    tokenizer = load_tokenizer(config.model.path)
+    tokenizer = run_tokenizer(config)
+    check_cached(model, pad_id=tokenizer.pad_id)
     generator = TorchGenerator(
         model,
         eos_id=tokenizer.eos_id,
+        stop_ids=stop_ids(config, tokenizer),
+        positions=positions_of(model.config) if config.model.path else None,
         pad_id=tokenizer.pad_id,
         decode_samples=config.collector.decode_samples,
         alone=config.rollout.max_staleness == 0,
@@ -103,8 +127,7 @@ def build_collector(
 
 def build_run_model(config: RunConfig) -> Any:
     """Return the run's model in float32 on the CPU; equal in every process."""
-    vocab_size = load_tokenizer(config.model.path).vocab_size
-    return build_model(config.model, vocab_size=vocab_size, seed=config.run.seed)
+    return build_model(config.model, vocab_size=CharTokenizer.vocab_size, seed=config.run.seed)
 
 
 def rank_model(config: RunConfig, place: int) -> Any:
@@ -129,6 +152,25 @@ def _device_name(model: Any) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
+def torch_backend(config: RunConfig, model: Any, *, pad_id: int, dtype: torch.dtype) -> TorchBackend:
+    """Return the run's backend around a model, which computes in `dtype`."""
+    trainer = config.trainer
+    return TorchBackend(
+        model,
+        pad_id=pad_id,
+        temperature=config.rollout.temperature,
+        clip=Clip(trainer.clip_low, trainer.clip_high, trainer.dual_clip),
+        betas=(trainer.beta1, trainer.beta2),
+        weight_decay=trainer.weight_decay,
+        max_grad_norm=trainer.max_grad_norm,
+        packed=trainer.packed,
+        importance_cap=trainer.importance_cap,
+        reference_kl=trainer.reference_kl,
+        align=trainer.align,
+        compute_dtype=dtype,
+    )
+
+
 def build_rank(
     config: RunConfig,
     rank: int,
@@ -140,23 +182,15 @@ def build_rank(
     offload: Offload[Any],
     extras: Sequence[str] = (),
 ) -> TrainerRank:
-    """Build a rank; ConfigError for an extra that the model does not take."""
+    """Build a rank; ConfigError for an extra that the model does not take, or samples that it does not keep apart."""
     trainer = config.trainer
     check_takes(model, extras)
-    backend = TorchBackend(
-        model,
-        pad_id=load_tokenizer(config.model.path).pad_id,
-        temperature=config.rollout.temperature,
-        clip=Clip(trainer.clip_low, trainer.clip_high, trainer.dual_clip),
-        betas=(trainer.beta1, trainer.beta2),
-        weight_decay=trainer.weight_decay,
-        max_grad_norm=trainer.max_grad_norm,
-        packed=trainer.packed,
-        importance_cap=trainer.importance_cap,
-        reference_kl=trainer.reference_kl,
-        align=trainer.align,
-        compute_dtype=torch_dtype(config.model.dtype),
-    )
+    dtype = torch_dtype(config.model.dtype)
+    # A model that needs a task's extras cannot be tried without them.
+    alike = None if extras else Alike(model, temperature=config.rollout.temperature)
+    backend = torch_backend(config, model, pad_id=run_tokenizer(config).pad_id, dtype=dtype)
+    if alike is not None:
+        alike.check(backend, packed=trainer.packed, align=trainer.align, dtype=dtype)
     return TrainerRank(
         rank,
         trainer.ranks,

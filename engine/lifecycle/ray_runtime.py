@@ -6,7 +6,7 @@ Invariant: whatever was started here is gone when the context ends, however it e
 import importlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -22,9 +22,9 @@ from asyncrl.engine.data_plane.shared_memory import shared_directory
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.errors import ActorDied, Overdue
 from asyncrl.engine.lifecycle.base import World
-from asyncrl.engine.lifecycle.parts import cost_model, load_run_task, train_partition, warm_up_examples
+from asyncrl.engine.lifecycle.checks import warn_of_settings
+from asyncrl.engine.lifecycle.parts import cost_model, load_run_task, run_tokenizer, train_partition, warm_up_examples
 from asyncrl.engine.lifecycle.ray_actors import CollectorActor, RankActor
-from asyncrl.engine.model.tokenizer import load_tokenizer
 from asyncrl.engine.outbox import Numbered
 from asyncrl.engine.records import Grant
 from asyncrl.engine.records.work import RankResult, RankWork
@@ -122,6 +122,10 @@ class RemoteRank(RemoteActor):
     async def weights(self) -> Any:
         return await self._call("weights")
 
+    async def digest(self) -> Mapping[str, int]:
+        digest: Mapping[str, int] = await self._call("digest")
+        return digest
+
 
 @asynccontextmanager
 async def ray_cluster() -> AsyncIterator[None]:
@@ -158,7 +162,8 @@ def _start_ray() -> None:
 async def ray_world(config: RunConfig) -> AsyncIterator[World]:
     """Start the actors and TransferQueue on a running Ray, all at once; end them with the context."""
     user_path = str(Path.cwd())
-    task = load_run_task(config)
+    task, cost = load_run_task(config), cost_model(config)
+    warn_of_settings(config)
     remote = {"num_cpus": 0, "max_restarts": 0}
     collectors = [
         RemoteCollector(
@@ -208,8 +213,8 @@ async def ray_world(config: RunConfig) -> AsyncIterator[World]:
             collectors=collectors,
             ranks=ranks,
             prompts=task.prompts(),
-            examples=warm_up_examples(task, load_tokenizer(config.model.path)),
-            cost=cost_model(config).flops,
+            examples=warm_up_examples(task, run_tokenizer(config)),
+            cost=cost.flops if cost else None,
         )
 
 

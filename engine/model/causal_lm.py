@@ -5,18 +5,17 @@ from typing import Any
 import torch
 
 from asyncrl.configs.schema import Model
+from asyncrl.engine.model.checkpoint import load_checkpoint, read_config
 
 
 def build_model(config: Model, *, vocab_size: int, seed: int) -> Any:
     """Load a Hugging Face checkpoint folder, or build a small Llama with weights from `seed`.
 
     Equal arguments give equal weights in every process. The model is in float32 and evaluation
-    mode (there is no dropout to speak of in either).
+    mode (there is no dropout to speak of in either). ConfigError for a folder that lacks a weight.
     """
     if config.path is not None:
-        from transformers import AutoModelForCausalLM
-
-        return AutoModelForCausalLM.from_pretrained(config.path, local_files_only=True, dtype=torch.float32).eval()
+        return load_checkpoint(config.path)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return _small_llama(config, vocab_size).eval()
@@ -27,9 +26,9 @@ def outline_model(config: Model, *, vocab_size: int) -> Any:
     with torch.device("meta"):
         if config.path is None:
             return _small_llama(config, vocab_size)
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM
 
-        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config.path, local_files_only=True))
+        return AutoModelForCausalLM.from_config(read_config(config.path))
 
 
 def _small_llama(config: Model, vocab_size: int) -> Any:
@@ -56,3 +55,11 @@ def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor, temperature: floa
     precise = logits if logits.dtype == torch.float64 else logits.float()
     scaled = torch.log_softmax(precise / temperature, dim=-1)
     return scaled.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+def rounding_limit(dtype: torch.dtype) -> float:
+    """Return the mean difference of log-probabilities, in nats, above which two computations are not the same.
+
+    Rounding stays well below it; a token that sees another sample, or too much of its own, goes well beyond.
+    """
+    return 1e-3 if dtype in (torch.float32, torch.float64) else 0.1

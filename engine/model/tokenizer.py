@@ -3,6 +3,7 @@
 from typing import Any, Protocol
 
 from asyncrl.engine.errors import ConfigError
+from asyncrl.engine.model.settings import end_tokens
 
 _ALPHABET = "0123456789abcdefghijklmnopqrs>"
 
@@ -14,7 +15,11 @@ class Tokenizer(Protocol):
     eos_id: int
     vocab_size: int
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text that begins a sequence: a prompt."""
+
+    def encode_more(self, text: str) -> list[int]:
+        """Return the ids of a text that goes on from another: an answer."""
 
     def decode(self, ids: list[int]) -> str: ...
 
@@ -33,30 +38,67 @@ class CharTokenizer:
             raise ConfigError(f"characters {unknown} are not in the character tokenizer ({_ALPHABET})")
         return [2 + _ALPHABET.index(character) for character in text]
 
+    def encode_more(self, text: str) -> list[int]:
+        return self.encode(text)
+
     def decode(self, ids: list[int]) -> str:
         """Return the characters; the end is left out, and padding, which no answer holds, shows as `_`."""
         return "".join("_" if i == self.pad_id else _ALPHABET[i - 2] for i in ids if i != self.eos_id)
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer of the transformers library, without special tokens added."""
+    """A tokenizer of the transformers library.
 
-    def __init__(self, path: str) -> None:
+    A prompt begins with the special tokens that the tokenizer puts before a text (Llama's BOS), with those
+    alone if `add_bos`, without any if it is False. Nothing is put behind it: a response goes on from there.
+    """
+
+    def __init__(self, path: str, *, add_bos: bool | None = None) -> None:
         from transformers import AutoTokenizer
 
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        self.eos_id = int(self._tokenizer.eos_token_id)
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+            raise ConfigError(f"model.path is {path!r}, whose tokenizer transformers cannot load: {error}") from error
+        ends = [self._tokenizer.eos_token_id, *end_tokens(path)]
+        eos = next((int(end) for end in ends if end is not None), None)
+        if eos is None:
+            raise ConfigError(
+                f"model.path is {path!r}, whose tokenizer has no end token; set eos_token in tokenizer_config.json"
+            )
+        self.eos_id = eos
         pad = self._tokenizer.pad_token_id
         self.pad_id = self.eos_id if pad is None else int(pad)
         self.vocab_size = len(self._tokenizer)
+        self._first = self._first_tokens(path, add_bos)
 
     def encode(self, text: str) -> list[int]:
+        ids = self.encode_more(text)
+        # A prompt that spells its first token out, as chat templates do, does not get a second one.
+        return ids if ids[: len(self._first)] == self._first else [*self._first, *ids]
+
+    def encode_more(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
+    def _first_tokens(self, path: str, add_bos: bool | None) -> list[int]:
+        if add_bos is False:
+            return []
+        if add_bos:
+            if self._tokenizer.bos_token_id is None:
+                raise ConfigError(f"rollout.add_bos is true, and the tokenizer of {path!r} has no bos_token")
+            return [int(self._tokenizer.bos_token_id)]
+        text = "0"
+        plain, whole = self.encode_more(text), list(self._tokenizer.encode(text, add_special_tokens=True))
+        starts = (at for at in range(len(whole)) if whole[at : at + len(plain)] == plain)
+        return whole[: next(starts, 0)] if plain else []
 
-def load_tokenizer(path: str | None) -> Tokenizer:
-    """Return the tokenizer of a checkpoint folder, or the character tokenizer for none."""
-    return CharTokenizer() if path is None else HuggingFaceTokenizer(path)
+
+def load_tokenizer(path: str | None, *, add_bos: bool | None = None) -> Tokenizer:
+    """Return the tokenizer of a checkpoint folder, or the character tokenizer for none.
+
+    ConfigError for one that cannot be loaded, or lacks an end token.
+    """
+    return CharTokenizer() if path is None else HuggingFaceTokenizer(path, add_bos=add_bos)

@@ -60,6 +60,9 @@ class SimulatedTokenizer:
     def encode(self, text: str) -> list[int]:
         return [int(text)] * max(1, self._profile.prompt_tokens(int(text)))
 
+    def encode_more(self, text: str) -> list[int]:
+        return self.encode(text)
+
     def decode(self, ids: list[int]) -> str:
         return str(ids[0])
 
@@ -237,6 +240,9 @@ class SimulatedRank:
     async def weights(self) -> Any:
         if self.steps:
             await anyio.sleep(overhead(self.profile, "weights", seed=self.seed, number=self.steps))
+        return {}
+
+    async def digest(self) -> Mapping[str, int]:
         return {}
 
     async def events(self, after_seq: int, wait_s: float) -> list[Numbered]:

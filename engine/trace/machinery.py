@@ -90,6 +90,9 @@ class ReplayRank:
     async def weights(self) -> Any:
         return self.name
 
+    async def digest(self) -> Mapping[str, int]:
+        return {}
+
     async def events(self, after_seq: int, wait_s: float) -> list[Numbered]:
         return []
 

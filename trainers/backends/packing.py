@@ -1,7 +1,8 @@
 """Samples packed into one row: positions start anew in each, and attention is block-diagonal and causal.
 
 On a GPU in half precision that is a kernel over sequences of varying lengths, whose cost is the sum over
-samples; elsewhere a mask over the whole row, which is equal and costs the row's length squared.
+samples; elsewhere a mask over the whole row, which is equal and costs the row's length squared. Whether a
+model's other layers keep samples apart as well is found out by trying it (`alike`).
 """
 
 from collections.abc import Sequence
@@ -24,11 +25,17 @@ class Packing:
         """Cut a tensor over the row, (T, …), into samples."""
         return torch.split(row, list(self.lengths))
 
-    def arguments(self, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-        """Return what a transformers model takes beside the ids: positions (1, T), and a mask or samples' bounds."""
+    def arguments(self, device: torch.device, dtype: torch.dtype, *, windows: bool = False) -> dict[str, Any]:
+        """Return what a transformers model takes beside the ids: positions (1, T), and a mask or samples' bounds.
+
+        With `windows` there is no mask: one over the row would be every layer's, whatever its window.
+        transformers makes those masks, a layer kind each, from positions that start anew.
+        """
         positions = torch.cat([torch.arange(length, device=device) for length in self.lengths]).unsqueeze(0)
         if has_varlen(device, dtype):
             return {"position_ids": positions, **self._bounds(device)}
+        if windows:
+            return {"position_ids": positions}
         lengths = torch.tensor(self.lengths, device=device)
         sample = torch.repeat_interleave(torch.arange(len(self.lengths), device=device), lengths)
         attends = (sample.unsqueeze(1) == sample.unsqueeze(0)).tril()
@@ -50,6 +57,15 @@ class Packing:
 def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
     """Say whether packed rows go through a kernel for varying lengths."""
     return device.type == "cuda" and dtype in _HALF
+
+
+def has_windows(model: Any) -> bool:
+    """Say whether a layer of a transformers model bounds how far back, or within which chunk, positions attend."""
+    config = getattr(model, "config", None)
+    text = config.get_text_config() if config is not None else None
+    window = getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None)
+    kinds = set(getattr(text, "layer_types", None) or ())
+    return bool(window or kinds - {"full_attention"})
 
 
 def use_varlen(model: Any) -> None:

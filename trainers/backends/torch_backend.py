@@ -11,7 +11,7 @@ from asyncrl.engine.data_plane.codec import pad_rows
 from asyncrl.engine.model.causal_lm import token_logprobs
 from asyncrl.engine.weights.base import State
 from asyncrl.trainers.backends.base import Rows, StepSums
-from asyncrl.trainers.backends.packing import Packing, has_varlen, use_varlen
+from asyncrl.trainers.backends.packing import Packing, has_varlen, has_windows, use_varlen
 from asyncrl.trainers.objective import Clip, Proximal, Reference, policy_loss_sums
 
 
@@ -55,6 +55,7 @@ class TorchBackend:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = self._parameters[0].device
         self._dtype = compute_dtype or self._parameters[0].dtype
+        self._windows = packed and has_windows(model)
         if packed and has_varlen(self._device, self._dtype):
             use_varlen(model)
         self.reset_optimizer()
@@ -194,7 +195,7 @@ class TorchBackend:
             rows.append(torch.full((padding,), self._pad_id))
         packing = Packing([row.shape[0] for row in rows])
         ids = self._moved(torch.cat(rows))
-        arguments = packing.arguments(self._device, self._dtype)
+        arguments = packing.arguments(self._device, self._dtype, windows=self._windows)
         with self._precision():
             logits = model(input_ids=ids.unsqueeze(0), use_cache=False, **arguments, **more).logits[0]
         parts = zip(packing.split(logits), packing.split(ids), strict=True)

@@ -1,0 +1,98 @@
+"""What a checkpoint must be for a run to start on it, told before anything starts.
+
+Only the checkpoint's files and a small random model of its architecture are looked at; the ranks and
+collectors try the real one once it is loaded.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+import torch
+
+from asyncrl.collectors.generators.cached import check_cached
+from asyncrl.configs import RunConfig
+from asyncrl.engine.errors import ConfigError
+from asyncrl.engine.lifecycle.parts import cost_model, positions_of, run_tokenizer, stop_ids, torch_backend
+from asyncrl.engine.model.checkpoint import check_weights, read_config
+from asyncrl.engine.model.device import choose_device, torch_dtype
+from asyncrl.engine.model.settings import sampling_settings
+from asyncrl.engine.model.sketch import sketch_model
+from asyncrl.engine.model.tokenizer import Tokenizer
+from asyncrl.engine.records import Prompt
+from asyncrl.trainers.backends.alike import Alike
+from asyncrl.trainers.backends.packing import has_varlen
+
+log = structlog.get_logger()
+
+PROMPTS = 2000
+"""Of more prompts than so many, those with the longest texts have their tokens counted; a longer one fails later."""
+
+
+def check_checkpoint(config: RunConfig, prompts: Sequence[Prompt], *, extras: Sequence[str] = ()) -> None:
+    """Check the folder `model.path`: ConfigError for weights, tokens, prompts or layers that do not fit a run."""
+    assert config.model.path is not None
+    architecture = read_config(config.model.path)
+    check_weights(config.model.path)
+    tokenizer = run_tokenizer(config)
+    _check_tokens(config, architecture, tokenizer)
+    _check_prompts(config, architecture, prompts, tokenizer)
+    # A model that needs a task's extras cannot be tried without them.
+    if not extras:
+        _check_layers(config, architecture, tokenizer)
+
+
+def warn_of_settings(config: RunConfig) -> None:
+    """Log what of a checkpoint's own settings a run goes without."""
+    if config.model.path is None:
+        return
+    ignored = sampling_settings(config.model.path)
+    if ignored:
+        log.info("the checkpoint's sampling settings are not applied; rollout.temperature alone is", **ignored)
+    if cost_model(config) is None:
+        log.warning("the FLOPs of this model are not known from its configuration; plans are balanced by tokens")
+
+
+def _check_tokens(config: RunConfig, architecture: Any, tokenizer: Tokenizer) -> None:
+    known = architecture.get_text_config().vocab_size
+    odd = [token for token in (tokenizer.pad_id, *stop_ids(config, tokenizer)) if not 0 <= token < known]
+    if odd:
+        raise ConfigError(
+            f"token {odd[0]} pads or ends responses, by the tokenizer, generation_config.json or "
+            f"rollout.stop_token_ids, and the model of {config.model.path!r} knows tokens 0 to {known - 1}"
+        )
+
+
+def _check_prompts(config: RunConfig, architecture: Any, prompts: Sequence[Prompt], tokenizer: Tokenizer) -> None:
+    known, positions = architecture.get_text_config().vocab_size, positions_of(architecture)
+    new = config.rollout.max_new_tokens
+    for prompt in sorted(prompts, key=lambda prompt: len(prompt.text), reverse=True)[:PROMPTS]:
+        ids = tokenizer.encode(prompt.text)
+        if not ids:
+            raise ConfigError(f"prompt {prompt.id} has no token; generation needs at least one")
+        if max(ids) >= known:
+            raise ConfigError(
+                f"prompt {prompt.id} has token {max(ids)}, and the model of {config.model.path!r} knows tokens 0 to "
+                f"{known - 1}; the tokenizer is another model's"
+            )
+        if positions is not None and len(ids) + new > positions:
+            raise ConfigError(
+                f"prompt {prompt.id} has {len(ids)} tokens, and rollout.max_new_tokens is {new}: together they must be "
+                f"at most the model's {positions} positions. Lower max_new_tokens, or leave the prompt out"
+            )
+
+
+def _check_layers(config: RunConfig, architecture: Any, tokenizer: Tokenizer) -> None:
+    """Try generation and a micro-batch with a small model of the architecture, where one can be made."""
+    model = sketch_model(architecture)
+    if model is None:
+        return
+    check_cached(model, pad_id=0)
+    device, dtype = choose_device(config.trainer.device, 0), torch_dtype(config.model.dtype)
+    # Only a kernel has to be tried where it runs; all else is the same, and more exact, on the CPU.
+    if not (config.trainer.packed and has_varlen(device, dtype)):
+        device, dtype = torch.device("cpu"), torch.float32
+    model = model.to(device)
+    alike = Alike(model, temperature=config.rollout.temperature)
+    backend = torch_backend(config, model, pad_id=0, dtype=dtype)
+    alike.check(backend, packed=config.trainer.packed, align=config.trainer.align, dtype=dtype)

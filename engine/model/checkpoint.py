@@ -1,0 +1,134 @@
+"""A Hugging Face checkpoint folder: whole files, and exactly the weights that its model has."""
+
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asyncrl.engine.errors import ConfigError
+from asyncrl.engine.model.settings import read_json
+
+SMALL_BYTES = 256 * 2**20
+"""A checkpoint of at most so many bytes is loaded by the checks before a run; of a larger one they read headers."""
+_SHOWN = 6
+
+
+def read_config(path: str) -> Any:
+    """Return the configuration of a folder's model; ConfigError for one that transformers cannot read."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        raise ConfigError(
+            f"model.path is {path!r}, whose config.json transformers cannot read: {_line(error)}"
+        ) from error
+
+
+def load_checkpoint(path: str) -> Any:
+    """Return the model in float32, with all of its weights from the folder.
+
+    ConfigError for a damaged file, and for weights that are missing, unexpected or of another shape: each
+    process would fill those in from its own random numbers, so that ranks and generators differ.
+    """
+    from transformers import AutoModelForCausalLM
+
+    weight_files(path)
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=read_config(path),
+            local_files_only=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # They are named below, with the others.
+        )
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise ConfigError(f"model.path is {path!r}, which transformers cannot load: {_line(error)}") from error
+    # A mismatched entry is (name, shape in the file, shape in the model).
+    mismatched = [name if isinstance(name, str) else name[0] for name in info["mismatched_keys"]]
+    wrong = {"missing": info["missing_keys"], "unexpected": info["unexpected_keys"], "of another shape": mismatched}
+    _refuse(path, type(model).__name__, wrong)
+    return model.eval()
+
+
+def check_weights(path: str) -> None:
+    """Check, before a run, what can be told quickly: whole files; of a small checkpoint, every weight's name.
+
+    Of a larger one only the output layer is looked for: transformers renames and joins weights as it loads them.
+    """
+    files = weight_files(path)
+    if sum(file.stat().st_size for file in files) <= SMALL_BYTES:
+        load_checkpoint(path)
+        return
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(read_config(path))
+    names = {name for file in files if file.suffix == ".safetensors" for name in _header(file)}
+    head = model.get_output_embeddings()
+    own = [name for name, module in model.named_modules() if module is head]
+    tied = model.config.get_text_config().tie_word_embeddings
+    if names and own and not tied and not any(name.endswith(f"{own[0]}.weight") for name in names):
+        _refuse(path, type(model).__name__, {"missing": [f"{own[0]}.weight"]})
+
+
+def weight_files(path: str) -> list[Path]:
+    """Return the files of weights; ConfigError names one that is missing, cut short or otherwise damaged."""
+    folder = Path(path)
+    for index in sorted(folder.glob("*.index.json")):
+        names = sorted(set(read_json(index).get("weight_map", {}).values()))
+        lost = [name for name in names if not (folder / name).is_file()]
+        if lost:
+            raise ConfigError(f"model.path is {path!r}: {index.name} names {lost[0]}, which is not in the folder")
+    files = sorted(folder.glob("*.safetensors"))
+    for file in files:
+        _header(file)
+    files = files or sorted(folder.glob("*.bin"))
+    if not files:
+        raise ConfigError(f"model.path is {path!r}, which holds no weights (*.safetensors, *.bin)")
+    return files
+
+
+def _header(file: Path) -> Mapping[str, Any]:
+    """Return the weights' entries of a safetensors file whose size is what its header says; ConfigError if not.
+
+    Its format: 8 bytes with the header's length, the header in JSON, then the weights.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        first = stream.read(8)
+        length = struct.unpack("<Q", first)[0] if len(first) == 8 else size
+        if 8 + length > size:
+            raise ConfigError(f"{file} is damaged: it has {size} bytes, and its header alone needs {8 + length}")
+        try:
+            header: dict[str, Any] = json.loads(stream.read(length))
+            entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+            needed = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{file} is damaged: its header is not that of a safetensors file") from error
+    if needed != size:
+        raise ConfigError(f"{file} is damaged: it has {size} bytes, and its weights need {needed}")
+    return entries
+
+
+def _refuse(path: str, model: str, wrong: Mapping[str, Iterable[str]]) -> None:
+    """Raise a ConfigError that names the weights of each kind, if there are any."""
+    parts = []
+    for kind, unsorted in wrong.items():
+        names = sorted(unsorted)
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        if names:
+            parts.append(f"{len(names)} {kind} ({', '.join(names[:_SHOWN])}{more})")
+    if parts:
+        raise ConfigError(
+            f"model.path is {path!r}, whose weights are not those of its {model}: {'; '.join(parts)}. "
+            "Correct config.json (tie_word_embeddings, sizes), or save the checkpoint again with all weights"
+        )
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
