@@ -108,7 +108,7 @@ class Rollout(Section):
     """Sampling temperature; log-probabilities are those of the tempered distribution."""
     max_new_tokens: Count
     """Longest response, in tokens."""
-    stop_token_ids: list[Annotated[int, Field(ge=0)]]
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]]
     """Further tokens that end a response, beside those of the tokenizer and of the checkpoint's generation_config."""
     add_bos: bool | None
     """Whether a prompt begins with the tokenizer's first token (BOS); null: as the checkpoint's tokenizer does it."""

@@ -63,7 +63,7 @@ NUMBERS = [
     for name, section in sections()
     for field, info in section.model_fields.items()
     for kind, beyond in (("int", 10**23), ("float", 1e38), ("float", 1e300))
-    if re.search(rf"\b{kind}\b", str(info.annotation))
+    if re.search(rf"\b{kind}\b", str(info.annotation)) and not str(info.annotation).startswith("list")
     # A reward may be any; some give a norm of 1e12 to switch the clipping of gradients off.
     if field != "stop_at_reward" and (field, beyond) != ("max_grad_norm", 1e38)
 ]
