@@ -28,7 +28,8 @@ LENGTH_BIAS_WARNING = "staleness/length_bias_warning"
 RECENT_LENGTH_RATIO = "staleness/recent_fresh_length_ratio"
 TOKENS_LOST_TO_AGE = "staleness/lost_to_age_tokens"
 PROMPTS_LOST_HALF = "staleness/mostly_lost_prompts"
-# Over the last run.alarm_window batches that ended: shares of samples, groups and batches; and the alarms that are on.
+# Over the last run.alarm_window batches that ended: shares of samples, of samples that the filters kept, of groups
+# and of batches; and how many alarms are on.
 UNTRAINED_FRACTION = "alarms/untrained_sample_fraction"
 OVER_BUDGET_FRACTION = "alarms/over_budget_sample_fraction"
 OVER_BUDGET_PROMPTS = "alarms/over_budget_prompts"

@@ -10,16 +10,18 @@ when fewer than 0.8 · 0.95 of a later window, 0.76, are lost.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from asyncrl.engine import metrics
-from asyncrl.engine.events.learning import Agreement, BatchFigures, Learning
+from asyncrl.engine.events.learning import MASKED_OVER_BUDGET, Agreement, BatchFigures, Learning
 from asyncrl.engine.events.remedies import remedy, with_options
 from asyncrl.engine.events.types import AnyEvent, RunEnded, RunStarted
-from asyncrl.engine.records.fate import FAILED_FATE, MASKED, OVER_BUDGET, TRAINED, masked, split_fate
+from asyncrl.engine.records.fate import FAILED_FATE, MASKED, TRAINED, split_fate
 
 LEAST_BATCHES = 10
-"""An alarm takes so many batches, and so many empty ones in a row; a run that ends sooner is judged by what it had."""
+"""An alarm takes so many batches, and so many empty ones in a row. What is over the budget, masked or failed, and
+a ratio that is off, is told of a run that ends sooner, too."""
 OVER_AT = 0.8
 """Share of its limit under which an alarm is over, so that one at the limit does not speak at each batch."""
 LIMITS = {
@@ -30,11 +32,11 @@ LIMITS = {
     "identical": 0.5,
     "flat_gradient": 0.5,
 }
-"""Share of samples, groups (`identical`) or steps (`flat_gradient`) from which an alarm is raised."""
+"""From which share an alarm is raised: of samples, of those that the filters kept (`over_budget`, `masked`), of
+groups (`identical`), of steps (`flat_gradient`)."""
 RATIO_TOLERANCE = {"float32": 0.01, "bfloat16": 0.05}
 """How far the mean ratio may be from 1 at age 0, by model.dtype. Under it is rounding; over it the trainer
 computes another distribution than the generator sampled from."""
-_OVER_BUDGET = masked(OVER_BUDGET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,8 @@ class Alarms:
         """Return the shares over the last batches that ended, by metric name."""
         recent = self.learning.recent
         return {
-            metrics.UNTRAINED_FRACTION: 1 - recent.share(TRAINED) if recent.samples else 0.0,
-            metrics.OVER_BUDGET_FRACTION: recent.share(_OVER_BUDGET),
+            metrics.UNTRAINED_FRACTION: 1 - recent.fates[TRAINED] / recent.samples if recent.samples else 0.0,
+            metrics.OVER_BUDGET_FRACTION: recent.fates[MASKED_OVER_BUDGET] / (recent.kept or 1),
             metrics.OVER_BUDGET_PROMPTS: len(recent.over_budget),
             metrics.IDENTICAL_FRACTION: recent.identical / (recent.groups or 1),
             metrics.EMPTY_BATCH_FRACTION: recent.empty / (recent.batches or 1),
@@ -138,41 +140,39 @@ class Alarms:
     def _findings(self, recent: BatchFigures) -> Iterator[Finding]:
         if recent.samples:
             yield from self._of_samples(recent)
-        if recent.groups:
-            yield Finding(
-                "identical", recent.identical / recent.groups, LIMITS["identical"], lambda: self._identical(recent)
-            )
-        if recent.steps:
-            share = recent.flat_steps / recent.steps
-            yield Finding("flat_gradient", share, LIMITS["flat_gradient"], lambda: self._flat(recent))
+        if recent.batches >= LEAST_BATCHES:
+            alike, flat = recent.identical / (recent.groups or 1), recent.flat_steps / (recent.steps or 1)
+            yield Finding("identical", alike, LIMITS["identical"], partial(self._identical, recent))
+            yield Finding("flat_gradient", flat, LIMITS["flat_gradient"], partial(self._flat, recent))
         in_a_row = self.learning.in_vain.batches
-        yield Finding("empty_batches", in_a_row, LEAST_BATCHES, lambda: self._empty(in_a_row))
+        yield Finding("empty_batches", in_a_row, LEAST_BATCHES, partial(self._empty, in_a_row))
         if self.learning.agreement is not None:
             yield self._ratio(self.learning.agreement)
 
     def _of_samples(self, recent: BatchFigures) -> Iterator[Finding]:
         """Yield what is so of samples; what one cause explains is not said again of all together."""
-        fates = {
-            name: [fate for fate in recent.fates if split_fate(fate)[0] == kind and fate != _OVER_BUDGET]
-            for name, kind in (("masked", MASKED), ("failed", FAILED_FATE))
-        }
+        over, failed, kept = recent.fates[MASKED_OVER_BUDGET], recent.of_kind(FAILED_FATE), recent.kept or 1
         shares = {
-            "over_budget": recent.share(_OVER_BUDGET),
-            **{name: recent.share(*which) for name, which in fates.items()},
+            "over_budget": over / kept,
+            "masked": (recent.of_kind(MASKED) - over) / kept,
+            "failed": failed / recent.samples,
         }
-        yield Finding("over_budget", shares["over_budget"], LIMITS["over_budget"], lambda: self._over_budget(recent))
-        for name in fates:
-            yield Finding(name, shares[name], LIMITS[name], lambda: f"of the {self._causes(recent)}")
-        said = any(shares[name] >= LIMITS[name] for name in shares)
-        lost = 0.0 if said else 1 - recent.share(TRAINED)
-        yield Finding("untrained", lost, LIMITS["untrained"], lambda: f"of the {self._causes(recent)}")
+        for name, share in shares.items():
+            say = self._over_budget if name == "over_budget" else self._lost
+            yield Finding(name, share, LIMITS[name], partial(say, recent))
+        said = any(share >= LIMITS[name] for name, share in shares.items())
+        lost = 0.0 if said or recent.batches < LEAST_BATCHES else 1 - recent.fates[TRAINED] / recent.samples
+        yield Finding("untrained", lost, LIMITS["untrained"], partial(self._lost, recent))
+
+    def _lost(self, recent: BatchFigures) -> str:
+        return f"of the {self._causes(recent)}"
 
     def _over_budget(self, recent: BatchFigures) -> str:
         prompts = recent.over_budget
         return (
-            f"{recent.fates[_OVER_BUDGET]} of {recent.samples} samples of the last {recent.batches} batches, of "
-            f"{len(prompts)} prompts such as prompt {prompts.most_common(1)[0][0]}, are longer than a micro-batch "
-            f"and are not trained: {remedy(_OVER_BUDGET, self._config)}"
+            f"{recent.fates[MASKED_OVER_BUDGET]} of {recent.kept} samples that the filters kept in the last "
+            f"{recent.batches} batches, of {len(prompts)} prompts such as prompt {prompts.most_common(1)[0][0]}, "
+            f"are longer than a micro-batch and not trained: {remedy(MASKED_OVER_BUDGET, self._config)}"
         )
 
     def _causes(self, figures: BatchFigures) -> str:
@@ -181,10 +181,12 @@ class Alarms:
         if not lost:
             return f"{figures.samples} samples of {figures.batches} batches none was lost"
         causes = ", ".join(f"{n} {fate.replace(':', ' ')}" for fate, n in lost.most_common(4))
+        # Where all that the filters kept is masked, the mask is what stands in the way, however much they dropped.
+        in_the_way = [fate for fate, _ in lost.most_common() if split_fate(fate)[0] == MASKED or figures.fates[TRAINED]]
         reward = "" if figures.mean_reward is None else f"; mean reward {figures.mean_reward:.3g}"
         return (
             f"{figures.samples} samples of {figures.batches} batches {figures.fates[TRAINED] or 'none'} were trained: "
-            f"{causes}{reward}. {_sentence(remedy(lost.most_common(1)[0][0], self._config))}"
+            f"{causes}{reward}. {_sentence(remedy([*in_the_way, *lost][0], self._config))}"
         )
 
     def _identical(self, recent: BatchFigures) -> str:

@@ -22,11 +22,11 @@ from asyncrl.engine.events.types import (
     Settled,
     StepEnded,
 )
-from asyncrl.engine.records.fate import OVER_BUDGET, RUN_ENDED, TRAINED, dropped, masked
+from asyncrl.engine.records.fate import MASKED, OVER_BUDGET, RUN_ENDED, TRAINED, dropped, masked, split_fate
 from asyncrl.engine.records.group import DISTINCT_RESPONSES, PROMPT, REWARD
 
 WINDOW_BATCHES = 20
-_OVER_BUDGET = masked(OVER_BUDGET)
+MASKED_OVER_BUDGET = masked(OVER_BUDGET)
 _RUN_ENDED = dropped(RUN_ENDED)
 
 
@@ -53,9 +53,14 @@ class BatchFigures:
     def samples(self) -> int:
         return self.fates.total()
 
-    def share(self, *fates: str) -> float:
-        """Return the share of the samples that had one of these fates; 0 without any."""
-        return sum(self.fates[fate] for fate in fates) / (self.samples or 1)
+    def of_kind(self, kind: str) -> int:
+        """Return the samples that were trained, masked, dropped or failed, for whatever reason."""
+        return sum(n for fate, n in self.fates.items() if split_fate(fate)[0] == kind)
+
+    @property
+    def kept(self) -> int:
+        """Samples of groups that passed the filters: trained, or masked."""
+        return self.fates[TRAINED] + self.of_kind(MASKED)
 
     @property
     def mean_reward(self) -> float | None:
@@ -138,7 +143,7 @@ class Learning:
                 self._end(event.batch, ended=not event.kept)
             case Planned():
                 self._training = event.batch
-            case StepEnded():
+            case StepEnded() if self._training in self._open:
                 self._step(event)
                 self._end(self._training, ended=True)
             case BatchGivenUp():
@@ -156,14 +161,14 @@ class Learning:
         del figures.fates[_RUN_ENDED]
         figures.groups += 1
         figures.identical += alike
-        if _OVER_BUDGET in event.fates:
-            figures.over_budget[prompt] += event.fates.count(_OVER_BUDGET)
+        if MASKED_OVER_BUDGET in event.fates:
+            figures.over_budget[prompt] += event.fates.count(MASKED_OVER_BUDGET)
         if batch is not None and number is not None:
             batch.unsettled -= 1
             self._end(number, ended=False)
 
     def _step(self, event: StepEnded) -> None:
-        figures = self._open.setdefault(self._training, _Open()).figures
+        figures = self._open[self._training].figures
         figures.steps += 1
         figures.flat_steps += event.metrics.get(metrics.GRAD_NORM) == 0.0
         self.agreement = agreement(event.step, event.ages, event.metrics) or self.agreement

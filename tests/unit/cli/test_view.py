@@ -12,7 +12,18 @@ from asyncrl.engine.controller import Controller
 from asyncrl.engine.ending import Ending
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.progress import Progress
-from asyncrl.engine.events.types import AnyEvent, BatchJudged, Claimed, Dispatched, Put, Settled, StepEnded, StepStarted
+from asyncrl.engine.events.types import (
+    AnyEvent,
+    BatchGivenUp,
+    BatchJudged,
+    Claimed,
+    Dispatched,
+    Judged,
+    Put,
+    Settled,
+    StepEnded,
+    StepStarted,
+)
 from asyncrl.engine.summary import summarise
 from asyncrl.engine.testing.simulation import simulate, simulated_config
 
@@ -240,3 +251,21 @@ def test_length_bias_is_shown_while_it_goes_on() -> None:
     assert view.figures()["length bias"] == "ratio 0.31, 1 prompts mostly lost"
     fair = View(ledger=ledger, progress=progress, console=Console(file=io.StringIO()), clock=lambda: 0.0)
     assert "length bias" not in fair.figures()
+
+
+def test_alarms_are_shown_while_they_are_on_and_in_the_last_words() -> None:
+    """FOUND-L5: a run in which nothing is learned says so."""
+    events: list[AnyEvent] = []
+    for batch in range(10):
+        life = group_events(batch, ["masked:over_budget"] * 4, trained=False)
+        judged = Judged(group=batch, batch=batch, age=0, dropped=None, by="", masked={})
+        total = BatchJudged(batch=batch, judged=1, kept=1, attempts=1, reward_sum=0.0, reward_count=4)
+        events += [*life[:-1], judged, total, life[-1], BatchGivenUp(batch=batch)]
+    view, _ = view_of(events, [0.0])
+    assert view.figures()["alarms"] == "over_budget, empty_batches"
+    lines = [line for line in final_lines(summary_of(events), "runs/x") if line.startswith("warning:")]
+    assert [line.split(":")[1] for line in lines] == [
+        " over_budget, batches 10 to 10",
+        " empty_batches, batches 10 to 10",
+    ]
+    assert "alarms" not in view_of(EVENTS, [0.0])[0].figures()

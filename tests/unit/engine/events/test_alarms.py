@@ -115,7 +115,7 @@ def test_samples_over_the_budget_are_told_of_once_with_numbers_prompt_and_option
     for _ in range(30):
         log.batch(OVER, OVER, ["trained", "trained", *OVER[:2]])
     assert log.names() == ["over_budget"]
-    assert "100 of 120 samples of the last 10 batches, of 3 prompts such as prompt" in log.said[0][1]
+    assert "100 of 120 samples that the filters kept in the last 10 batches, of 3 prompts such as" in log.said[0][1]
     assert "raise trainer.micro_batch_tokens (now 64)" in log.said[0][1]
     assert log.metric("over_budget_sample_fraction") == pytest.approx(10 / 12)
     assert (log.metric("over_budget_prompts"), log.metric("raised")) == (3, 1)
@@ -154,6 +154,15 @@ def test_all_causes_together_are_told_of_where_none_explains_it_alone() -> None:
     assert log.said[0][1].startswith(
         "of the 1320 samples of 10 batches 40 were trained: 1280 dropped zero_std; mean reward 0.25. Rewards within"
     )
+
+
+def test_where_all_that_the_filters_kept_is_masked_the_mask_is_what_is_advised_on() -> None:
+    """FOUND-L5: of 12,800 samples 12,576 were flat and 224 over the budget, and it was those that mattered."""
+    log = Log()
+    for _ in range(LEAST_BATCHES):
+        log.batch(*[FLAT] * 32, OVER)
+    assert log.names() == ["over_budget", "empty_batches"]
+    assert log.said[1][1].endswith("Raise trainer.micro_batch_tokens (now 64), or lower rollout.max_new_tokens")
 
 
 def test_what_a_filter_drops_by_the_way_is_not_an_alarm() -> None:
