@@ -64,6 +64,8 @@ def test_seconds_are_predicted_from_earlier_steps_alone() -> None:
     assert steps[2].rank_seconds == [0.5, 1.0]
     assert found[2][metrics.PREDICTION_ERROR] == pytest.approx((0.25 + 0.625) / 2)
     assert 0.375 < found[3][metrics.PREDICTED_SECONDS] < 0.75
+    idle = feedback.figures(PLAN, LENGTHS, [result(1e-9), result(0.5)]).metrics
+    assert idle[metrics.PREDICTION_ERROR] < 1, "FOUND-L2: an error over next to nothing"
 
 
 @pytest.mark.parametrize(("packed", "positions"), [(False, 2 * 6 + 3 + 6 + 3), (True, 6 + 3 + 3 + 6 + 3)])
