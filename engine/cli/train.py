@@ -228,6 +228,7 @@ class _Run:
                 self._controller.interrupt(self._asked)
 
     async def _in_world(self, events: EventLog, take_signals: Callable[[], None]) -> Ending:
+        import anyio
         import structlog
 
         from asyncrl.engine.controller import Controller
@@ -246,7 +247,10 @@ class _Run:
                 events.append(_run_started(config))
                 from asyncrl.engine.lifecycle.ray_runtime import ray_cluster, ray_world
 
-                await stack.enter_async_context(ray_cluster())
+                async with anyio.create_task_group() as starting:
+                    starting.start_soon(_keep, take_signals)
+                    await stack.enter_async_context(ray_cluster())
+                    starting.cancel_scope.cancel()
                 take_signals()
                 world = await stack.enter_async_context(ray_world(config))
             else:
@@ -297,6 +301,15 @@ class _Run:
         offload = in_place if self._loaded.config.run.runtime == "local" else in_thread
         columns = later_columns(self._loaded.config.trainer)
         return TensorRecorder(plane, self._directory, offload=offload, columns=columns).record
+
+
+async def _keep(take_signals: Callable[[], None]) -> None:
+    """Take signals again and again while Ray starts: nothing tells when it has taken one, and seconds may follow."""
+    import anyio
+
+    while True:
+        take_signals()
+        await anyio.sleep(0.02)
 
 
 def _run_started(config: RunConfig) -> RunStarted:

@@ -129,7 +129,7 @@ class _Hidden:
                 changes["owner"] = (self._collectors if collects else self._owners)[event.owner]
             case Acknowledged():
                 changes["generator"] = self._collectors[event.generator]
-            case RunEnded() if event.code not in (0, 130):
+            case RunEnded() if event.code not in (0, 129, 130, 143):
                 changes["reason"] = "failed"
         return changes
 

@@ -54,6 +54,7 @@ class Run:
 
     def finish(self, timeout_s: float = 100) -> tuple[int, str, dict[str, Any]]:
         output, _ = self.process.communicate(timeout=timeout_s)
+        assert (self.directory / "summary.json").exists(), (self.process.returncode, output)
         summary = json.loads((self.directory / "summary.json").read_text(encoding="utf-8"))
         return self.process.returncode, output, summary
 
@@ -149,6 +150,7 @@ def test_an_actors_death_ends_the_run_in_seconds_with_its_name(tmp_path: Path, r
     assert run.left() == []
 
 
+@pytest.mark.timeout(270)
 @pytest.mark.parametrize(
     ("number", "code", "reason"),
     [
@@ -163,7 +165,7 @@ def test_a_signal_finishes_the_step_settles_and_ends_with_its_code(
     """FOUND-C8: also SIGTERM, which Ray takes for itself, and a terminal that closes under all of the processes."""
     run = Run(tmp_path)
     runs.append(run)
-    run.wait_for("step_started")
+    run.wait_for("step_started", timeout_s=150)
     if number == signal.SIGTERM:
         run.process.send_signal(number)
     else:
