@@ -35,7 +35,9 @@ def load_checkpoint(path: str) -> Any:
     process would fill those in from its own random numbers, so that ranks and generators differ.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     weight_files(path)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(

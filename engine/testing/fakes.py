@@ -131,7 +131,6 @@ class FakeRank:
     withheld: dict[tuple[int, str], int] = field(default_factory=dict)
     outbox: Outbox = field(default_factory=Outbox)
     steps: int = 0
-    sums: Mapping[str, int] = field(default_factory=dict)
 
     async def train(self, work: RankWork) -> RankResult:
         keys = [key for batch in work.micro_batches for key in batch.keys if not batch.filler]
@@ -160,7 +159,7 @@ class FakeRank:
         return {}
 
     async def digest(self) -> Mapping[str, int]:
-        return self.sums
+        return {}
 
     async def events(self, after_seq: int, wait_s: float) -> list[Numbered]:
         return await self.outbox.after(after_seq, wait_s)
