@@ -106,7 +106,8 @@ class Learning:
         self.batches = 0
         self.in_vain = BatchFigures(batches=0)
         self.agreement: Agreement | None = None
-        self._recent: deque[BatchFigures] = deque(maxlen=WINDOW_BATCHES)
+        self.recent = BatchFigures(batches=0)
+        self._window: deque[BatchFigures] = deque(maxlen=WINDOW_BATCHES)
         self._open: dict[int, _Open] = {}
         self._batch_of: dict[int, int] = {}
         self._worst, self._best = math.inf, -math.inf
@@ -114,10 +115,6 @@ class Learning:
         self._groups: dict[int, tuple[Any, bool]] = {}
         self._before = BatchFigures(batches=0)
         self._training = -1
-
-    @property
-    def recent(self) -> BatchFigures:
-        return BatchFigures.total(self._recent)
 
     def apply(self, event: AnyEvent) -> None:
         match event:
@@ -150,7 +147,7 @@ class Learning:
                 self._end(event.batch, ended=True)
             case RunStarted():
                 window = event.config.get("run", {}).get("alarm_window", WINDOW_BATCHES)
-                self._recent = deque(self._recent, maxlen=window)
+                self._window = deque(self._window, maxlen=window)
 
     def _settle(self, event: Settled) -> None:
         prompt, alike = self._groups.pop(event.group, (None, False))
@@ -186,7 +183,8 @@ class Learning:
         figures.empty = not figures.fates[TRAINED]
         figures = BatchFigures.total((figures, self._before))
         self._before = BatchFigures(batches=0)
-        self._recent.append(figures)
+        self._window.append(figures)
+        self.recent = BatchFigures.total(self._window)
         self.batches += 1
         self.in_vain = BatchFigures.total((self.in_vain, figures)) if figures.empty else BatchFigures(batches=0)
 
