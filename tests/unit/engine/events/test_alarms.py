@@ -212,6 +212,16 @@ def test_responses_that_are_always_the_same_are_told_of_where_no_reward_ever_dif
     assert log.names() == ["identical"]
 
 
+def test_rewards_that_a_log_writes_as_words_are_passed_over() -> None:
+    log = Log()
+    for group in range(2):
+        tags = {"prompt": 0, "reward": [None, {"float": "nan"}, 0.5][group:], "distinct_responses": 1}
+        log.feed(Put(group=group, keys=["a", "b", "c"][group:], tags=tags), Settled(group=group, fates=["trained"]))
+    log.feed(Put(group=3, keys=["a"], tags={"prompt": 0, "reward": []}))
+    log.batch(TRAINED)
+    assert log.alarms.learning.recent.identical == 2
+
+
 def test_steps_without_a_gradient_are_told_of() -> None:
     """Without zero_std, groups whose rewards do not differ are trained on, to no effect."""
     log = Log()
