@@ -5,31 +5,29 @@ is the one served when the grant was accepted, whatever is loaded while it gener
 version never goes backwards.
 """
 
-import inspect
+import math
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
 import numpy as np
 import structlog
-import torch
 
-from asyncrl.collectors.extras import check_extras, extra_columns
+from asyncrl.collectors.extras import Kind, common_kinds, odd_extra
+from asyncrl.collectors.flat import Columns, GroupFailed, flatten
 from asyncrl.collectors.generators.base import Completion, Generator, GroupRequest
-from asyncrl.collectors.tasks import Reward, Task
+from asyncrl.collectors.outcome import BAD_LOGPROBS, SCORE_ERROR, Outcome, SampleFailure
+from asyncrl.collectors.scoring import Scorer
+from asyncrl.collectors.tasks import Reward
 from asyncrl.engine.data_plane.base import DataPlane
-from asyncrl.engine.errors import AsyncRLError, StoreFull, VersionError
+from asyncrl.engine.errors import StoreFull, VersionError
 from asyncrl.engine.model.tokenizer import Tokenizer
-from asyncrl.engine.offload import Offload
 from asyncrl.engine.outbox import Numbered, Outbox
 from asyncrl.engine.records import Grant, GroupMeta
-from asyncrl.engine.records import group as tag
-from asyncrl.engine.records.columns import LOGPROBS, TOKENS
-from asyncrl.engine.records.fate import CANCELLED
-from asyncrl.engine.records.keys import sample_keys
+from asyncrl.engine.records.fate import CANCELLED, QUEUE_TIMEOUT
 from asyncrl.engine.records.message import GroupFailure, PutNotice, Served
-from asyncrl.engine.records.spans import SPANS, write_spans
 from asyncrl.engine.weights.base import WeightTransport
 from asyncrl.filters.taggers import Tagger
 
@@ -44,12 +42,17 @@ def sample_seed(seed: int, group: int, index: int) -> int:
     return int(np.random.SeedSequence((seed, group, index)).generate_state(1, np.uint64)[0])
 
 
-class ScoringFailed(AsyncRLError, RuntimeError):
-    """No sample of a group could be scored; the first error is its cause."""
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a group may take, in seconds: to wait for its turn to decode, to decode, and to find room when put."""
+
+    queue_timeout_s: float
+    group_timeout_s: float
+    put_timeout_s: float
 
 
-class BadLogprobs(AsyncRLError, ValueError):
-    """A completion lacks a finite log-probability for each of its tokens."""
+Rolled = tuple[GroupMeta, Columns, tuple[str, ...]]
+"""A group's tags and columns, and what went wrong with its failed samples, each text once."""
 
 
 class Collector:
@@ -60,30 +63,26 @@ class Collector:
         name: str,
         *,
         generator: Generator,
-        task: Task,
+        scorer: Scorer,
         tokenizer: Tokenizer,
         plane: DataPlane,
         partition: str,
         transport: WeightTransport,
-        offload: Offload[Any],
         temperature: float,
         max_new_tokens: int,
-        group_timeout_s: float,
-        put_timeout_s: float,
+        limits: Limits,
         taggers: Mapping[str, Tagger] | None = None,
     ) -> None:
         self.name = name
         self._generator = generator
-        self._task = task
+        self._scorer = scorer
         self._tokenizer = tokenizer
         self._plane = plane
         self._partition = partition
         self._transport = transport
-        self._offload = offload
         self._temperature = temperature
         self._max_new_tokens = max_new_tokens
-        self._group_timeout_s = group_timeout_s
-        self._put_timeout_s = put_timeout_s
+        self._limits = limits
         self._taggers = dict(taggers or {})
         self._version = 0
         self._outbox = Outbox()
@@ -92,6 +91,7 @@ class Collector:
         self._generating: dict[int, anyio.CancelScope] = {}
         self._scope = anyio.CancelScope()
         self._ended = anyio.Event()
+        self._extra_kinds: dict[str, Kind] = {}
 
     async def run(self) -> None:
         """Serve grants until `stop`; what goes wrong here ends the conversation with its error."""
@@ -107,6 +107,7 @@ class Collector:
             self._outbox.fail(error)
             raise
         finally:
+            self._scorer.close()
             self._ended.set()
 
     async def stop(self) -> None:
@@ -158,116 +159,100 @@ class Collector:
                 log.warning("group failed", group=grant.group, reason=rolled.reason)
                 self._outbox.post(rolled)
             else:
-                group, columns = rolled
+                group, columns, errors = rolled
                 await self._put(group, columns)
-                self._outbox.post(PutNotice(group, round(anyio.current_time() - started, 6)))
+                self._outbox.post(PutNotice(group, round(anyio.current_time() - started, 6), errors))
         finally:
             del self._in_flight[grant.group]
 
-    async def _attempt(
-        self, grant: Grant, version: int
-    ) -> tuple[GroupMeta, dict[str, list[torch.Tensor]]] | GroupFailure:
-        """Roll a group out; whatever goes wrong is the group's failure, with its traceback."""
+    async def _attempt(self, grant: Grant, version: int) -> Rolled | GroupFailure:
+        """Roll a group out; whatever goes wrong is the group's failure, with its prompt and traceback."""
         with anyio.CancelScope() as scope:
             self._generating[grant.group] = scope
             try:
-                with anyio.move_on_after(self._group_timeout_s):
-                    return await self._rollout(grant, version)
-                limit = f"group {grant.group} took longer than {self._group_timeout_s:g} s"
-                return GroupFailure(grant.group, "timeout", limit)
-            except Exception as caught:  # The group's edge: counted as a failure.
-                reason = "score_error" if isinstance(caught, ScoringFailed) else "generation_error"
-                return GroupFailure(grant.group, reason, "".join(traceback.format_exception(caught)))
+                return await self._rollout(grant, version)
+            except BaseException as caught:  # The group's edge: counted as a failure.
+                if anyio.current_effective_deadline() == -math.inf:
+                    raise  # We are cancelled; any other cancellation leaked out of what was called.
+                reason = caught.reason if isinstance(caught, GroupFailed) else "generation_error"
+                what = "".join(traceback.format_exception(caught))
+                return GroupFailure(grant.group, reason, f"prompt {grant.prompt.id!r}: {what}")
             finally:
                 del self._generating[grant.group]
         return GroupFailure(grant.group, CANCELLED, "no batch to come could train it")
 
-    async def _rollout(self, grant: Grant, version: int) -> tuple[GroupMeta, dict[str, list[torch.Tensor]]]:
+    async def _generate(self, grant: Grant, prompt_ids: tuple[int, ...]) -> Sequence[Completion]:
+        """Generate a group's completions. Waiting for a turn to decode and decoding have a limit each."""
+        decodes = False
+        limits = self._limits
+
+        def turn(decoding: bool) -> None:
+            nonlocal decodes
+            decodes = decoding
+            limit.deadline = anyio.current_time() + (limits.group_timeout_s if decoding else limits.queue_timeout_s)
+
+        with anyio.move_on_after(limits.queue_timeout_s) as limit:
+            return await self._generator.generate(
+                GroupRequest(
+                    prompt_ids=prompt_ids,
+                    seeds=tuple(sample_seed(grant.seed, grant.group, i) for i in range(grant.size)),
+                    max_new_tokens=self._max_new_tokens,
+                    temperature=self._temperature,
+                    turn=turn,
+                )
+            )
+        if decodes:
+            raise GroupFailed(
+                "timeout",
+                f"group {grant.group} generated for longer than {limits.group_timeout_s:g} s "
+                "(collector.group_timeout_s)",
+            )
+        raise GroupFailed(
+            QUEUE_TIMEOUT,
+            f"group {grant.group} waited for longer than {limits.queue_timeout_s:g} s for its turn to decode "
+            "(collector.queue_timeout_s)",
+        )
+
+    async def _rollout(self, grant: Grant, version: int) -> Rolled:
         """Generate, score and flatten one group."""
         prompt_ids = tuple(self._tokenizer.encode(grant.prompt.text))
-        completions = await self._generator.generate(
-            GroupRequest(
-                prompt_ids=prompt_ids,
-                seeds=tuple(sample_seed(grant.seed, grant.group, i) for i in range(grant.size)),
-                max_new_tokens=self._max_new_tokens,
-                temperature=self._temperature,
+        completions = await self._generate(grant, prompt_ids)
+        outcomes = self._checked(completions, await self._score(grant, completions))
+        failures = [outcome for outcome in outcomes if isinstance(outcome, SampleFailure)]
+        if len(failures) == len(outcomes):
+            cause = failures[0].cause
+            raise GroupFailed(
+                "generation_error" if cause == BAD_LOGPROBS else cause,
+                f"all {grant.size} samples of group {grant.group} failed; the first: {failures[0].error}",
             )
-        )
-        outcomes = [
-            BadLogprobs(completion.fault) if completion.fault else outcome
-            for completion, outcome in zip(completions, await self._score(grant, completions), strict=True)
-        ]
-        first = next((outcome for outcome in outcomes if isinstance(outcome, Exception)), None)
-        if first is not None and not any(isinstance(outcome, Reward) for outcome in outcomes):
-            if isinstance(first, BadLogprobs):
-                raise first
-            raise ScoringFailed(f"all {grant.size} samples of group {grant.group} failed to score") from first
-        statuses, causes = [], []
-        for completion, outcome in zip(completions, outcomes, strict=True):
-            scored = isinstance(outcome, Reward)
-            ended = tag.FINISHED if completion.finished else tag.TRUNCATED
-            statuses.append(ended if scored else tag.FAILED)
-            cause = "bad_logprobs" if isinstance(outcome, BadLogprobs) else "score_error"
-            causes.append(None if scored else cause)
-            if isinstance(outcome, Exception):
-                log.warning("sample failed", group=grant.group, cause=cause, error=repr(outcome))
-        # A failed sample keeps its place and its key, and has no response: nothing of it can be trained.
-        kept = [
-            c if status != tag.FAILED else Completion((), (), (), False)
-            for c, status in zip(completions, statuses, strict=True)
-        ]
-        lengths = [len(completion.token_ids) for completion in kept]
-        oldest = min((span[0] for c in kept for span in c.spans), default=version)
-        newest = max((span[0] for c in kept for span in c.spans), default=version)
-        stamped = min(version, oldest)
-        tags = {
-            tag.GROUP: grant.group,
-            tag.PROMPT: grant.prompt.id,
-            tag.DATASET: grant.prompt.dataset,
-            tag.VERSION: stamped,
-            tag.END_VERSION: newest,
-            tag.PROMPT_TOKENS: len(prompt_ids),
-            tag.RESPONSE_TOKENS: lengths,
-            tag.TRAINABLE_TOKENS: lengths,
-            tag.REWARD: [o.value if isinstance(o, Reward) else None for o in outcomes],
-            tag.STATUS: statuses,
-            tag.CAUSE: causes,
-            tag.DISTINCT_RESPONSES: len({tuple(completion.token_ids) for completion in completions}),
-            **_parts(outcomes),
-            **{name: [tagger(c.token_ids) for c in kept] for name, tagger in self._taggers.items()},
-        }
-        if any(len(completion.spans) > 1 for completion in kept) or newest != oldest:
-            tags[SPANS] = [write_spans(completion.spans) for completion in kept]
-        columns = {
-            TOKENS: [torch.tensor([*prompt_ids, *c.token_ids], dtype=torch.int32) for c in kept],
-            LOGPROBS: [torch.tensor(c.logprobs, dtype=torch.float32) for c in kept],
-            **extra_columns(outcomes, self._task.extras),
-        }
-        return GroupMeta(sample_keys(stamped, grant.group, grant.size), tags), columns
+        group, columns = flatten(grant, version, prompt_ids, completions, outcomes, self._taggers)
+        return group, columns, tuple(dict.fromkeys(failure.error for failure in failures))
 
-    async def _score(self, grant: Grant, completions: Sequence[Completion]) -> list[Reward | Exception]:
-        """Score all samples; an error stays with its sample."""
+    async def _score(self, grant: Grant, completions: Sequence[Completion]) -> list[Outcome]:
+        """Score all samples; a failure stays with its sample."""
         responses = [self._tokenizer.decode(list(completion.token_ids)) for completion in completions]
-        if inspect.iscoroutinefunction(self._task.score):
-            scored: list[Reward | Exception] = [Reward(0.0)] * len(responses)
+        return await self._scorer.score(grant.prompt, responses)
 
-            async def score_one(i: int) -> None:
-                scored[i] = await _scored_async(self._task, grant, responses[i])
+    def _checked(self, completions: Sequence[Completion], outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """Fail samples that cannot be trained, whatever their reward: by log-probabilities, or by an odd extra."""
+        checked: list[Outcome] = [
+            outcome if completion.fault is None else SampleFailure(BAD_LOGPROBS, completion.fault)
+            for completion, outcome in zip(completions, outcomes, strict=True)
+        ]
+        rewards = [outcome for outcome in checked if isinstance(outcome, Reward)]
+        # The first group's kinds hold for all to come: a batch of the trainer joins samples of many groups.
+        kinds = self._extra_kinds = self._extra_kinds or common_kinds(rewards)
+        for i, outcome in enumerate(checked):
+            odd = odd_extra(outcome, kinds) if isinstance(outcome, Reward) else None
+            if odd is not None:
+                checked[i] = SampleFailure(SCORE_ERROR, odd)
+        return checked
 
-            async with anyio.create_task_group() as tasks:
-                for i in range(len(responses)):
-                    tasks.start_soon(score_one, i)
-            return scored
-        outcomes: list[Reward | Exception] = await self._offload(
-            lambda: [_scored(self._task, grant, response) for response in responses]
-        )
-        return outcomes
-
-    async def _put(self, group: GroupMeta, columns: dict[str, list[torch.Tensor]]) -> None:
+    async def _put(self, group: GroupMeta, columns: Columns) -> None:
         """Write the group; a full store is tried again, with growing pauses, until the deadline."""
         pause = _FIRST_RETRY_S
-        refusal = StoreFull(f"{group.row} found no room within {self._put_timeout_s:g} s")
-        with anyio.move_on_after(self._put_timeout_s):
+        refusal = StoreFull(f"{group.row} found no room within {self._limits.put_timeout_s:g} s")
+        with anyio.move_on_after(self._limits.put_timeout_s):
             while True:
                 try:
                     return await self._plane.put(self._partition, group, columns)
@@ -276,31 +261,3 @@ class Collector:
                 await anyio.sleep(pause)
                 pause = min(2 * pause, _LAST_RETRY_S)
         raise refusal
-
-
-def _as_reward(task: Task, outcome: Any) -> Reward:
-    """Return a reward of plain floats, which every log can write, whatever numbers the task gave."""
-    reward = outcome if isinstance(outcome, Reward) else Reward(float(outcome))
-    check_extras(reward, task.extras)
-    parts = {name: float(part) for name, part in reward.parts.items()}
-    return Reward(float(reward.value), parts, reward.extras)
-
-
-def _scored(task: Task, grant: Grant, response: str) -> Reward | Exception:
-    try:
-        return _as_reward(task, task.score(grant.prompt, response))
-    except Exception as error:  # A user's code: the sample has failed, its siblings go on.
-        return error
-
-
-async def _scored_async(task: Any, grant: Grant, response: str) -> Reward | Exception:
-    try:
-        return _as_reward(task, await task.score(grant.prompt, response))
-    except Exception as error:  # A user's code: the sample has failed, its siblings go on.
-        return error
-
-
-def _parts(outcomes: Sequence[Reward | Exception]) -> dict[str, list[float | None]]:
-    """Return the named parts of rewards as per-sample tags; None where a sample lacks one."""
-    names = sorted({name for o in outcomes if isinstance(o, Reward) for name in o.parts})
-    return {name: [o.parts.get(name) if isinstance(o, Reward) else None for o in outcomes] for name in names}

@@ -76,6 +76,9 @@ class Task(Section):
     """Passes over the task's prompts; null: no end."""
     options: dict[str, Any]
     """Keyword arguments of the task's class."""
+    retire_after: Count | None
+    """A prompt whose groups failed this many times, without a good one between, is left out for the rest of the run;
+    null: never."""
 
 
 class Rollout(Section):
@@ -119,8 +122,17 @@ class Collector(Section):
     """Collector actors, each with its own generator."""
     decode_samples: Count
     """Samples that decode together at most."""
+    queue_timeout_s: Seconds | None
+    """A group that waits longer for its turn to decode has failed (reason `queue_timeout`); null: `group_timeout_s`
+    for each group of run-ahead, the longest wait in a queue that moves."""
     group_timeout_s: Seconds
-    """A group that takes longer to generate and score has failed (reason `timeout`)."""
+    """A group that takes longer to generate, from the moment it begins to decode, has failed (reason `timeout`)."""
+    score_timeout_s: Seconds
+    """A sample whose score takes longer has failed (cause `score_timeout`); its siblings go on."""
+    score_processes: Annotated[int, Field(ge=0)]
+    """Processes of each collector that run a task's `score` on Ray, and are killed when one hangs; 0: threads of the
+    collector's own process, where a score that never returns can stop it. An async `score` always runs in the
+    collector's event loop, and with `runtime: local` everything runs in one process."""
     put_timeout_s: Seconds
     """How long a refused put is retried before the run ends."""
     on_error: Literal["skip", "abort"]
@@ -277,6 +289,12 @@ class RunConfig(Section):
     def run_ahead_groups(self) -> int:
         """Groups that may be dispatched before their capacity comes back."""
         return (self.rollout.max_staleness + 1) * self.rollout.groups_per_step
+
+    @property
+    def queue_timeout_s(self) -> float:
+        """Longest wait of a group for its turn to decode."""
+        given = self.collector.queue_timeout_s
+        return self.run_ahead_groups * self.collector.group_timeout_s if given is None else given
 
     @property
     def max_publish_lag(self) -> int:

@@ -18,7 +18,6 @@ All of it is written against anyio with clock and I/O injected, so it runs on Ra
 and under virtual time alike.
 """
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -48,8 +47,11 @@ from asyncrl.engine.groups import Groups
 from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION, Actor, CollectorHandle, RankHandle, World
 from asyncrl.engine.lifecycle.deaths import Deaths
 from asyncrl.engine.publisher import Publisher
-from asyncrl.engine.records.fate import CANCELLED
+from asyncrl.engine.records import Grant
+from asyncrl.engine.records.fate import CANCELLED, QUEUE_TIMEOUT
+from asyncrl.engine.records.group import FAILED
 from asyncrl.engine.records.message import GroupFailure, Message, PutNotice, Served
+from asyncrl.engine.retirement import Retirement
 from asyncrl.engine.run_ahead import RunAhead
 from asyncrl.engine.step import Step
 from asyncrl.engine.versions import Versions
@@ -95,12 +97,14 @@ class Controller:
             log=events,
             run_ahead=RunAhead(config.run_ahead_groups),
         )
+        self.retirement = Retirement(config.task.retire_after, prompts=len(world.prompts))
         self.dispatcher = Dispatcher(
             config,
             world.collectors,
             world.prompts,
             groups=self.groups,
             versions=self.versions,
+            passes_over=self.retirement.passes_over,
             ended=lambda: self._ending is not None,
         )
         self.groups.on_stale = self.dispatcher.lost_to_age
@@ -145,7 +149,7 @@ class Controller:
             record=record,
         )
         self.trainer_waits_for = "start"
-        self._failures_in_a_row: Counter[str] = Counter()
+        self._failed_in_a_row: dict[str, list[int | str]] = {}
         self._deaths = Deaths(events)
         self._ending: Ending | None = None
         self._collecting = anyio.CancelScope()
@@ -254,23 +258,34 @@ class Controller:
 
     def _hear(self, name: str, message: Message) -> None:
         match message:
-            case PutNotice(group, seconds):
-                self._failures_in_a_row[name] = 0
+            case PutNotice(group, seconds, errors):
+                self._failed_in_a_row[name] = []
+                self.retirement.succeeded(group.prompt)
+                if errors:
+                    failed = group.statuses.count(FAILED)
+                    log.warning("samples failed", group=group.group, prompt=group.prompt, failed=failed, errors=errors)
                 self.groups.arrive(group, seconds=seconds)
             case Served(version):
                 self.versions.acknowledge(name, version)
                 self._events.append(Acknowledged(generator=name, version=version))
             case GroupFailure(group, reason, error):
+                grant = self.groups.in_flight.get(group)
                 self.groups.fail(group, reason, error)
-                if reason == CANCELLED:
-                    return
-                self._failures_in_a_row[name] += 1
-                limit = self._config.collector.max_failures_in_a_row
-                if self._config.collector.on_error == "abort" or self._failures_in_a_row[name] >= limit:
-                    raise GenerationError(
-                        f"{self._failures_in_a_row[name]} groups in a row failed in {name}; the last, group {group}, "
-                        f"for {reason}:\n{error}"
-                    )
+                if reason != CANCELLED and grant is not None:
+                    self._count_failure(name, grant, reason, error)
+
+    def _count_failure(self, name: str, grant: Grant, reason: str, error: str) -> None:
+        """End the run if failures go on, but not for the sake of one prompt, which will be retired."""
+        row = self._failed_in_a_row.setdefault(name, [])
+        row.append(grant.prompt.id)
+        collector = self._config.collector
+        several = len(set(row)) > 1 or len(self._world.prompts) == 1
+        if collector.on_error == "abort" or (len(row) >= collector.max_failures_in_a_row and several):
+            raise GenerationError(
+                f"{len(row)} groups in a row failed in {name}; the last, group {grant.group}, for {reason}:\n{error}"
+            )
+        if reason != QUEUE_TIMEOUT:
+            self.retirement.failed(grant.prompt, reason, error)
 
     async def _collect(self, out: MemoryObjectSendStream[Batch]) -> None:
         run = self._config.run

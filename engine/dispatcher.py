@@ -22,7 +22,10 @@ log = structlog.get_logger()
 
 
 class Dispatcher:
-    """Grants groups to collectors. `ended` says that the run is at its end: nothing is issued again then."""
+    """Grants groups to collectors. `ended` says that the run is at its end: nothing is issued again then.
+
+    `passes_over` says that a prompt was retired.
+    """
 
     def __init__(
         self,
@@ -32,6 +35,7 @@ class Dispatcher:
         *,
         groups: Groups,
         versions: Versions,
+        passes_over: Callable[[Prompt], bool],
         ended: Callable[[], bool],
     ) -> None:
         self._config = config
@@ -39,6 +43,7 @@ class Dispatcher:
         self._prompts = prompts
         self._groups = groups
         self._versions = versions
+        self._passes_over = passes_over
         self._ended = ended
         self._source_done = False
         self._requeue: deque[Grant] = deque()
@@ -62,6 +67,8 @@ class Dispatcher:
                     self._source_done = True
                     self._groups.changed.notify()
                     break
+                if self._passes_over(prompt):
+                    continue
                 tries = 0 if lost is None else lost.tries + 1
                 grant = Grant(next(numbers), prompt, self._config.rollout.group_size, run.seed, tries)
                 granted_before, name = load[0]

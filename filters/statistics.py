@@ -1,5 +1,6 @@
 """What the run has seen so far, for filters that look back: rewards by prompt and by dataset."""
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -27,7 +28,7 @@ class RunningStatistics:
     """Tallies by prompt and dataset of all groups judged, updated after each judgement; a prompt not seen has none."""
 
     def __init__(self) -> None:
-        self.prompts: dict[int, Tally] = {}
+        self.prompts: dict[int | str, Tally] = {}
         self.datasets: dict[str, Tally] = {}
 
     def update(self, groups: Iterable[GroupMeta]) -> None:
@@ -41,12 +42,13 @@ class RunningStatistics:
                 tally.samples += len(rewards)
                 tally.rewards += sum(rewards)
 
+    # The integer 1 and the string "1" are two prompts.
     def state_dict(self) -> dict[str, Any]:
         return {
-            "prompts": {str(k): [t.groups, t.samples, t.rewards] for k, t in self.prompts.items()},
+            "prompts": {json.dumps(k): [t.groups, t.samples, t.rewards] for k, t in self.prompts.items()},
             "datasets": {k: [t.groups, t.samples, t.rewards] for k, t in self.datasets.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.prompts = {int(k): Tally(*v) for k, v in state["prompts"].items()}
+        self.prompts = {json.loads(k): Tally(*v) for k, v in state["prompts"].items()}
         self.datasets = {k: Tally(*v) for k, v in state["datasets"].items()}

@@ -1,21 +1,30 @@
 """What a collector asks of a generator."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from asyncrl.engine.weights.base import State
 
 
+def _nothing(decoding: bool) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """Generate one completion a seed for one prompt."""
+    """Generate one completion a seed for one prompt.
+
+    The generator calls `turn(True)` when the request begins to decode, and `turn(False)` when it has to wait
+    again: two waits, with a limit each.
+    """
 
     prompt_ids: tuple[int, ...]
     seeds: tuple[int, ...]
     max_new_tokens: int
     temperature: float
+    turn: Callable[[bool], None] = _nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +44,15 @@ class Completion:
         """Say what makes it unfit for training: a token without a log-probability, or one that is not finite."""
         if len(self.logprobs) != len(self.token_ids):
             return f"{len(self.token_ids)} tokens and {len(self.logprobs)} log-probabilities"
-        odd = next((at for at, value in enumerate(self.logprobs) if not math.isfinite(value)), None)
+        odd = next((at for at, value in enumerate(self.logprobs) if not _finite(value)), None)
         return None if odd is None else f"the log-probability of token {odd} is {self.logprobs[odd]}"
+
+
+def _finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except TypeError:  # None, from an engine that gave no log-probability for this token.
+        return False
 
 
 class Generator(Protocol):

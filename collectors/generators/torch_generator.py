@@ -25,10 +25,14 @@ from asyncrl.engine.weights.base import State
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
+    """A request in the queue; `apart` if it has to decode alone, after a batch that it was in has failed."""
+
     request: GroupRequest
+    apart: bool = False
     done: anyio.Event = field(default_factory=anyio.Event)
     completions: list[Completion] = field(default_factory=list)
     error: Exception | None = None
+    given_up: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -90,6 +94,8 @@ class TorchGenerator:
             self._running = 0
 
     async def generate(self, request: GroupRequest) -> Sequence[Completion]:
+        if not request.prompt_ids:
+            raise GenerationError("the prompt has no tokens; generation needs at least one")
         needed = len(request.prompt_ids) + request.max_new_tokens
         if self._positions is not None and needed > self._positions:
             raise GenerationError(
@@ -102,10 +108,11 @@ class TorchGenerator:
         try:
             await waiting.done.wait()
         finally:
+            waiting.given_up = True
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
         if waiting.error is not None:
-            raise GenerationError(f"a decode batch failed: {waiting.error!r}") from waiting.error
+            raise GenerationError(f"decoding it failed: {waiting.error!r}") from waiting.error
         return waiting.completions
 
     async def update_weights(self, version: int, state: State) -> None:
@@ -133,16 +140,28 @@ class TorchGenerator:
 
     async def _serve(self, batch: Sequence[_Waiting]) -> None:
         requests = [waiting.request for waiting in batch]
+        for request in requests:
+            request.turn(True)
         try:
             completions = await self._offload(lambda: self._decode(requests))
-        except Exception as error:  # The edge of generation: the error goes to every request of the batch.
-            for waiting in batch:
-                waiting.error = error
+        except Exception as error:  # The edge of generation: of a batch, each decodes again alone.
+            if len(batch) > 1:
+                self._set_apart(batch)
+                return
+            batch[0].error = error
         else:
             for waiting, done in zip(batch, completions, strict=True):
                 waiting.completions = done
         for waiting in batch:
             waiting.done.set()
+
+    def _set_apart(self, batch: Sequence[_Waiting]) -> None:
+        """Bring a failed batch back to the queue, so that only the request that made it fail does so again."""
+        for waiting in reversed(batch):
+            waiting.apart = True
+            waiting.request.turn(False)
+            if not waiting.given_up:
+                self._waiting.appendleft(waiting)
 
     async def _swap(self, update: _Update) -> None:
         try:
@@ -167,7 +186,7 @@ class TorchGenerator:
     def _next_batch(self) -> list[_Waiting]:
         batch = [self._waiting.popleft()]
         samples = len(batch[0].request.seeds)
-        while self._waiting and not self._alone:
+        while self._waiting and not (self._alone or batch[0].apart or self._waiting[0].apart):
             nxt = self._waiting[0].request
             same = nxt.temperature == batch[0].request.temperature
             if not same or samples + len(nxt.seeds) > self._decode_samples:

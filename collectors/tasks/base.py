@@ -4,10 +4,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.engine.records import Prompt
 from asyncrl.engine.records import group as tag
+from asyncrl.engine.records.gaps import LOG_RATIO_MAX, LOG_RATIO_MEAN
+from asyncrl.engine.records.spans import SPANS
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +29,23 @@ CORE_TAGS = frozenset(
         tag.REWARD,
         tag.STATUS,
         tag.CAUSE,
+        SPANS,
+        LOG_RATIO_MAX,
+        LOG_RATIO_MEAN,
     }
 )
+
+
+def plain_number(value: Any, *, what: str) -> float:
+    """Return a number of any library as a float; TypeError for what is not one: text, None, complex, lists.
+
+    By type: `float("1")` is 1.0, and so is `float(numpy.str_("1"))`, where a parser of answers returned its text.
+    """
+    odd = isinstance(value, str | bytes | bytearray) or not hasattr(type(value), "__float__")
+    # NumPy's kinds: boolean, signed, unsigned and floating; torch's dtypes have no kind.
+    if odd or getattr(getattr(value, "dtype", None), "kind", "f") not in "biuf":
+        raise TypeError(f"{what} is {value!r}, of type {type(value).__name__}; it must be a number")
+    return float(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +60,24 @@ class Reward:
     extras: Mapping[str, "torch.Tensor"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        value = plain_number(self.value, what="a reward")
         # Advantages travel as float32; within it, sums and squares in float64 stay finite.
-        if self.value is not None and LARGEST_REWARD < abs(self.value) < math.inf:
-            raise ValueError(f"a reward of {self.value:g} is beyond the range of float32; scale it down")
+        if LARGEST_REWARD < abs(value) < math.inf:
+            raise ValueError(f"a reward of {value:g} is beyond the range of float32; scale it down")
+        odd = next((name for name in self.parts if not isinstance(name, str)), None)
+        if odd is not None:
+            raise TypeError(f"a part of a reward is called {odd!r}, of type {type(odd).__name__}; it must be a string")
         taken = sorted(CORE_TAGS.intersection(self.parts))
         if taken:
             raise ValueError(f"a part of a reward cannot be called {taken[0]!r}: every group has a tag of that name")
 
 
 class Task(ABC):
-    """Prompts are listed in the controller; `score` runs in the collector, in a thread.
+    """Prompts are listed once, before a run starts. `score` runs with the collector: on Ray in a process of its
+    own (`collector.score_processes`), or, if it is async, in the collector's event loop, which it must not block.
 
-    A `score` that raises fails its sample (reason `score_error`); it is never reward 0.
+    A `score` that raises, whatever it raises, fails its sample (cause `score_error`), and so does one that takes
+    longer than `collector.score_timeout_s` (`score_timeout`); it is never reward 0.
     """
 
     extras: Sequence[str] = ()

@@ -2,7 +2,8 @@
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from asyncrl.collectors.tasks.base import Task
@@ -17,6 +18,15 @@ BUILT_IN: Mapping[str, type[Task]] = {"echo": Echo, "reverse": Reverse, "sleepy"
 
 def load_task(name: str, options: Mapping[str, Any]) -> Task:
     """Build a task; ConfigError for an unknown name, a class that is no Task, or bad options."""
+    kind = task_class(name)
+    with user_code(f"task.options {dict(options)} do not fit {name}"):
+        task: Task = kind(**options)
+    _check_extras(task, name)
+    return task
+
+
+def task_class(name: str) -> type[Task]:
+    """Return a task's class without an object of it: ConfigError for an unknown name, or a class that is no Task."""
     if name in BUILT_IN:
         found: Any = BUILT_IN[name]
     elif ":" in name:
@@ -29,20 +39,20 @@ def load_task(name: str, options: Mapping[str, Any]) -> Task:
         )
     if not (inspect.isclass(found) and issubclass(found, Task)):
         raise ConfigError(f"task.name {name} is {found!r}, not a subclass of Task")
+    return found
+
+
+@contextmanager
+def user_code(what: str) -> Iterator[None]:
+    """Turn whatever user code raises, `sys.exit()` too, into a ConfigError that opens with `what`."""
     try:
-        task: Task = found(**options)
+        yield
+    except (ConfigError, KeyboardInterrupt):
+        raise
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"task.options {dict(options)} do not fit {name}: {error}") from error
-    _check_extras(task, name)
-    prompts = task.prompts()
-    if not prompts:
-        raise ConfigError(f"task.name {name}: the task has no prompts")
-    if len({prompt.id for prompt in prompts}) != len(prompts):
-        raise ConfigError(f"task.name {name}: prompt ids repeat; they must be unique")
-    empty = [prompt.id for prompt in prompts if not prompt.text]
-    if empty:
-        raise ConfigError(f"task.name {name}: prompt {empty[0]} has no text; generation needs at least one token")
-    return task
+        raise ConfigError(f"{what}: {error}") from error
+    except BaseException as error:  # The edge of user code.
+        raise ConfigError(f"{what}: it raised {error!r}") from error
 
 
 def _check_extras(task: Task, name: str) -> None:

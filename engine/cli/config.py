@@ -27,7 +27,8 @@ def show_config(
     if not explain_:
         if key is not None:
             fail(f"config {key}: to explain a key, write asyncrl config --explain {key}")
-        typer.echo(describe(resolve(config, [], filter_ or [], set_ or [])))
+        loaded, _ = resolve(config, [], filter_ or [], set_ or [])
+        typer.echo(describe(loaded))
         return
     try:
         entries = explain(key)

@@ -4,13 +4,16 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from asyncrl.configs import Loaded, Override, load, parse_set, parse_value, preset_names
 from asyncrl.configs.schema import Model
 from asyncrl.engine.errors import ConfigError, FilterError
+
+if TYPE_CHECKING:
+    from asyncrl.collectors.tasks.prepared import PreparedTask
 
 ConfigOption = Annotated[str, typer.Option("--config", help=f"A preset ({', '.join(preset_names())}) or a YAML file.")]
 FilterOption = Annotated[
@@ -25,8 +28,8 @@ _TEXT = ("run.directory", "run.runtime")
 
 def resolve(
     config: str, options: Sequence[tuple[str, str, str | None]], filters: Sequence[str], sets: Sequence[str]
-) -> Loaded:
-    """Load a configuration; `options` are (option, path, value), unset where the value is None.
+) -> "tuple[Loaded, PreparedTask]":
+    """Load a configuration, and prepare its task; `options` are (option, path, value), unset where the value is None.
 
     Ends the process with code 2 and a message for whatever is wrong.
     """
@@ -39,10 +42,9 @@ def resolve(
             if value is not None
         ]
         loaded = load(config, [*overrides, *map(parse_set, sets)], filters)
-        check_runnable(loaded)
+        return loaded, check_runnable(loaded)
     except ConfigError as error:
         fail(str(error))
-    return loaded
 
 
 def see_user_folder() -> None:
@@ -59,9 +61,12 @@ def check_folder() -> None:
         fail(f"the working folder cannot be used: {error.strerror}; change to one that is there")
 
 
-def check_runnable(loaded: Loaded) -> None:
-    """Check what the configuration names: filters, task, devices, checkpoint, prompts. ConfigError if not."""
-    from asyncrl.collectors.tasks import load_task
+def check_runnable(loaded: Loaded) -> "PreparedTask":
+    """Check what the configuration names: filters, task, devices, checkpoint, prompts. ConfigError if not.
+
+    Returns the task, whose prompts the run goes on with: the user's code is not asked again.
+    """
+    from asyncrl.collectors.tasks.prepared import prepare_task
     from asyncrl.filters import build_chain
 
     config = loaded.config
@@ -84,7 +89,7 @@ def check_runnable(loaded: Loaded) -> None:
         build_chain(config.filters, min_live=config.rollout.min_live).state_dict()
     except FilterError as error:
         raise ConfigError(f"filters (from {loaded.sources['filters']}): {error}") from error
-    task = load_task(config.task.name, config.task.options)
+    prepared = prepare_task(config.task.name, config.task.options, warm_up=config.trainer.warm_up_steps > 0)
     if config.model.path is not None:
         if not (Path(config.model.path) / "config.json").is_file():
             raise ConfigError(
@@ -97,16 +102,24 @@ def check_runnable(loaded: Loaded) -> None:
                 f"model.path (from {loaded.sources['model.path']}) is {config.model.path!r}; it must hold a "
                 "tokenizer too (tokenizer.json or tokenizer_config.json)"
             )
-        _check_extras(config.model, task.extras)
+    _check_extras(config.model, prepared.task.extras)
+    if config.model.path is not None:
         from asyncrl.engine.lifecycle.checks import check_checkpoint
 
-        check_checkpoint(config, task.prompts(), extras=task.extras)
-        return
-    _check_extras(config.model, task.extras)
+        check_checkpoint(config, prepared.prompts, extras=prepared.task.extras)
+        return prepared
     from asyncrl.engine.model.tokenizer import CharTokenizer
 
-    for prompt in task.prompts():
-        CharTokenizer().encode(prompt.text)
+    tokenizer = CharTokenizer()
+    for prompt in prepared.prompts:
+        try:
+            tokenizer.encode(prompt.text)
+        except ConfigError as error:
+            raise ConfigError(f"task.name {config.task.name}: prompt {prompt.id!r}: {error}") from error
+    for pair in prepared.examples:
+        for text in pair:
+            tokenizer.encode(text)
+    return prepared
 
 
 def check_stale_mode(loaded: Loaded) -> None:

@@ -170,7 +170,7 @@ def _profile(
     if group is None or step is None:
         missing = "--group-seconds" if group is None else "--step-seconds"
         raise ConfigError(f"{missing} is needed, as in {missing} lognormal:1.0,0.5; or --from RUN, to learn from a run")
-    from asyncrl.collectors.tasks import load_task
+    from asyncrl.collectors.tasks import list_prompts, load_task
     from asyncrl.engine.simulate.durations import parse_durations
     from asyncrl.engine.simulate.profile import Given
 
@@ -180,7 +180,7 @@ def _profile(
     task = loaded.config.task
     response = "--response-tokens"
     return Given(
-        prompts=load_task(task.name, task.options).prompts(),
+        prompts=list_prompts(load_task(task.name, task.options), task.name),
         group_seconds=model("--group-seconds", ""),
         step_seconds_model=model("--step-seconds", ""),
         publish_seconds=model("--publish-seconds", "0"),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     import anyio
 
+    from asyncrl.collectors.tasks.prepared import PreparedTask
     from asyncrl.configs import Loaded, RunConfig
     from asyncrl.engine.controller import Controller
     from asyncrl.engine.data_plane.base import DataPlane
@@ -59,12 +60,12 @@ def train(
         ("--runtime", "run.runtime", runtime),
         ("--record", "run.record", record),
     ]
-    loaded = resolve(config, options, filter_ or [], set_ or [])
+    loaded, task = resolve(config, options, filter_ or [], set_ or [])
     if dry_run:
         typer.echo(describe(loaded))
         return
     directory = _make_directory(loaded)
-    raise typer.Exit(_train(loaded, directory))
+    raise typer.Exit(_train(loaded, task, directory))
 
 
 def _make_directory(loaded: Loaded) -> Path:
@@ -83,7 +84,7 @@ def _make_directory(loaded: Loaded) -> Path:
     return path
 
 
-def _train(loaded: Loaded, directory: Path) -> int:
+def _train(loaded: Loaded, task: PreparedTask, directory: Path) -> int:
     import psutil
     import structlog
     from rich.console import Console
@@ -117,7 +118,7 @@ def _train(loaded: Loaded, directory: Path) -> int:
     view = View(
         ledger=ledger, progress=progress, console=console, clock=time.monotonic, bias_warning=rollout.bias_warning
     )
-    run = _Run(loaded, directory, progress, view)
+    run = _Run(loaded, task, directory, progress, view)
     files = RunFiles(directory, run.end)
     with EndSignals(run.interrupt) as signals:
         with ExitStack() as stack:
@@ -148,8 +149,9 @@ def _train(loaded: Loaded, directory: Path) -> int:
 class _Run:
     """Ties world, controller, view and what ends a run from outside together for one run."""
 
-    def __init__(self, loaded: Loaded, directory: Path, progress: Progress, view: Any) -> None:
+    def __init__(self, loaded: Loaded, task: PreparedTask, directory: Path, progress: Progress, view: Any) -> None:
         self._loaded = loaded
+        self._task = task
         self._directory = directory
         self._progress = progress
         self._view = view
@@ -252,12 +254,12 @@ class _Run:
                     await stack.enter_async_context(ray_cluster())
                     starting.cancel_scope.cancel()
                 take_signals()
-                world = await stack.enter_async_context(ray_world(config))
+                world = await stack.enter_async_context(ray_world(config, self._task))
             else:
                 from asyncrl.engine.lifecycle.local import local_world
 
                 events.append(_run_started(config))
-                world = await stack.enter_async_context(local_world(config))
+                world = await stack.enter_async_context(local_world(config, self._task))
             plane = ObservedPlane(world.plane, clock=time.monotonic)
             self._controller = Controller(
                 config,

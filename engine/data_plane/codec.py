@@ -71,6 +71,11 @@ class _Header(msgspec.Struct):
 _HEADERS = msgspec.msgpack.Decoder(_Header)
 
 
+def carries(dtype: torch.dtype) -> bool:
+    """Say whether tensors of this type travel."""
+    return dtype in _DTYPES.values()
+
+
 def _nest(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
 

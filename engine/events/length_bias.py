@@ -85,7 +85,7 @@ class LengthBias:
         self._trainable_tokens = 0
         self._stepped_tokens = 0
         # By group: prompt, dataset, and once they are known the lengths; and the trainable tokens.
-        self._waiting: dict[int, tuple[int, str, list[int] | None]] = {}
+        self._waiting: dict[int, tuple[int | str, str, list[int] | None]] = {}
         self._trainable: dict[int, list[int]] = {}
 
     def apply(self, event: AnyEvent) -> None:
@@ -112,7 +112,7 @@ class LengthBias:
                 elif any(split_fate(fate)[1] == CANCELLED for fate in event.fates):
                     self._count(prompt, dataset, _Sums(cancelled=1))
 
-    def _end(self, prompt: int, dataset: str, samples: Counter[tuple[str, int]]) -> None:
+    def _end(self, prompt: int | str, dataset: str, samples: Counter[tuple[str, int]]) -> None:
         """Count a group that was generated: how many samples by fate and length. A failed one has no length."""
         sums = _Sums()
         trained_tokens = 0
@@ -139,7 +139,7 @@ class LengthBias:
             lost = sums.generated_tokens - sums.fresh_tokens
             self._count(prompt, dataset, sums, lost=lost, trained=trained_tokens)
 
-    def _count(self, prompt: int, dataset: str, sums: _Sums, *, lost: int = 0, trained: int = 0) -> None:
+    def _count(self, prompt: int | str, dataset: str, sums: _Sums, *, lost: int = 0, trained: int = 0) -> None:
         self.lost_tokens += lost
         self.prompts.add(
             prompt, dataset, generated=sums.generated_tokens, lost=lost, trained=trained, lost_group=not sums.fresh

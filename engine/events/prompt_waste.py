@@ -18,7 +18,7 @@ _WORST = 5
 class PromptTally:
     """Groups of one prompt that ended, and their response tokens. A cancelled group has no tokens to count."""
 
-    prompt: int
+    prompt: int | str
     dataset: str
     groups: int = 0
     lost_groups: int = 0
@@ -38,10 +38,12 @@ class PromptWaste:
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
         self._mask = 0
-        self._tallies: dict[int, PromptTally] = {}
+        self._tallies: dict[int | str, PromptTally] = {}
         self.mostly_lost = 0
 
-    def add(self, prompt: int, dataset: str, *, generated: int, lost: int, trained: int, lost_group: bool) -> None:
+    def add(
+        self, prompt: int | str, dataset: str, *, generated: int, lost: int, trained: int, lost_group: bool
+    ) -> None:
         """Count a group that ended, in response tokens; a `lost_group` has nothing that age let through."""
         if self._mask and _hash(prompt) & self._mask:
             return
@@ -65,7 +67,9 @@ class PromptWaste:
         bear it all; null where none was lost.
         """
         tallies = self._tallies.values()
-        worst = heapq.nsmallest(_WORST, tallies, key=lambda t: (-t.lost_tokens, -t.lost_groups, t.prompt))
+        worst = heapq.nsmallest(
+            _WORST, tallies, key=lambda t: (-t.lost_tokens, -t.lost_groups, isinstance(t.prompt, str), t.prompt)
+        )
         return {
             "counted": len(tallies),
             "sampled": 1 / (self._mask + 1),
@@ -92,5 +96,5 @@ def gini(values: list[int]) -> float | None:
     return (2 * sum(i * value for i, value in enumerate(sorted(values), start=1)) / total - n - 1) / n
 
 
-def _hash(prompt: int) -> int:
+def _hash(prompt: int | str) -> int:
     return zlib.crc32(str(prompt).encode())

@@ -41,7 +41,7 @@ class Dispatched(Event, frozen=True, kw_only=True, tag="dispatched"):
     """A group was granted. `retry_of` is the group whose prompt this issues again."""
 
     group: int
-    prompt: int
+    prompt: int | str
     dataset: str
     size: int
     collector: str

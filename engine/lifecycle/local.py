@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import torch
 
+from asyncrl.collectors.tasks.prepared import PreparedTask
 from asyncrl.configs import RunConfig
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.lifecycle.base import World
@@ -15,11 +16,11 @@ from asyncrl.engine.lifecycle.parts import (
     build_rank,
     collector_model,
     cost_model,
-    load_run_task,
+    local_scorer,
     rank_model,
     run_tokenizer,
+    tokenized,
     train_partition,
-    warm_up_examples,
 )
 from asyncrl.engine.offload import in_place
 from asyncrl.engine.weights.base import InProcess
@@ -27,21 +28,30 @@ from asyncrl.trainers.reducer import Meeting
 
 
 @asynccontextmanager
-async def local_world(config: RunConfig) -> AsyncIterator[World]:
+async def local_world(config: RunConfig, prepared: PreparedTask) -> AsyncIterator[World]:
     """Build everything here, on the first GPU where GPUs are used; nothing outlives the context."""
+    task = prepared.task
     torch.set_num_threads(config.trainer.threads)
     plane = LocalPlane(
         clock=time.monotonic,
         capacity_rows=config.data_plane.capacity_rows,
         lease_s=config.data_plane.lease_s,
     )
-    task, cost = load_run_task(config), cost_model(config)
+    cost = cost_model(config)
     warn_of_settings(config)
     await plane.register(train_partition(config, task.extras))
     transport = InProcess()
     meeting = Meeting(config.trainer.ranks, config.trainer.step_timeout_s)
     collectors = [
-        build_collector(config, i, model=collector_model(config, 0), plane=plane, transport=transport, offload=in_place)
+        build_collector(
+            config,
+            i,
+            model=collector_model(config, 0),
+            scorer=local_scorer(config, task),
+            plane=plane,
+            transport=transport,
+            offload=in_place,
+        )
         for i in range(config.collector.count)
     ]
     ranks = [
@@ -62,8 +72,8 @@ async def local_world(config: RunConfig) -> AsyncIterator[World]:
             plane=plane,
             collectors=collectors,
             ranks=ranks,
-            prompts=task.prompts(),
-            examples=warm_up_examples(task, run_tokenizer(config)),
+            prompts=prepared.prompts,
+            examples=tokenized(prepared.examples, run_tokenizer(config)),
             cost=cost.flops if cost else None,
         )
     finally:

@@ -1,15 +1,20 @@
 """Collectors and ranks from a configuration, the same in every world."""
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from asyncrl.collectors.collector import Collector
+from asyncrl.collectors.collector import Collector, Limits
 from asyncrl.collectors.generators.cached import check_cached
 from asyncrl.collectors.generators.torch_generator import TorchGenerator
+from asyncrl.collectors.outcome import Rules
+from asyncrl.collectors.score_process import ProcessScorer
+from asyncrl.collectors.scoring import AsyncScorer, InPlaceScorer, Scorer, ThreadScorer
 from asyncrl.collectors.tasks import Task, load_task
+from asyncrl.collectors.tasks.load import task_class
 from asyncrl.configs import RunConfig
 from asyncrl.engine.data_plane.base import DataPlane, Partition
 from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION
@@ -58,14 +63,10 @@ def cost_model(config: RunConfig) -> CostModel | None:
     )
 
 
-def load_run_task(config: RunConfig) -> Task:
-    return load_task(config.task.name, config.task.options)
-
-
-def warm_up_examples(task: Task, tokenizer: Tokenizer) -> list[tuple[list[int], int]]:
-    """Return (ids of prompt, answer and end, prompt tokens) of the task's examples."""
+def tokenized(examples: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> list[tuple[list[int], int]]:
+    """Return (ids of prompt, answer and end, prompt tokens) of a task's examples."""
     pairs = []
-    for prompt, answer in task.examples():
+    for prompt, answer in examples:
         ids = tokenizer.encode(prompt)
         pairs.append(([*ids, *tokenizer.encode_more(answer), tokenizer.eos_id], len(ids)))
     return pairs
@@ -87,11 +88,38 @@ def positions_of(architecture: Any) -> int | None:
     return int(found) if found else None
 
 
+def _score_rules(config: RunConfig) -> Rules:
+    taggers = build_chain(config.filters, min_live=config.rollout.min_live).taggers
+    return Rules(config.task.name, config.collector.score_timeout_s, frozenset(taggers))
+
+
+def local_scorer(config: RunConfig, task: Task) -> Scorer:
+    """Return what scores in this thread, in one order for one seed."""
+    kind = AsyncScorer if inspect.iscoroutinefunction(task.score) else InPlaceScorer
+    return kind(task, _score_rules(config))
+
+
+def ray_scorer(config: RunConfig) -> Scorer:
+    """Return what scores beside a collector's event loop; processes start at once, and the task is built in them."""
+    rules, task, collector = _score_rules(config), config.task, config.collector
+    if inspect.iscoroutinefunction(task_class(task.name).score):
+        return AsyncScorer(load_task(task.name, task.options), rules)
+    if not collector.score_processes:
+        return ThreadScorer(load_task(task.name, task.options), rules)
+    return ProcessScorer(
+        task.options,
+        rules,
+        processes=collector.score_processes,
+        start_timeout_s=config.supervision.start_timeout_s,
+    )
+
+
 def build_collector(
     config: RunConfig,
     index: int,
     *,
     model: Any,
+    scorer: Scorer,
     plane: DataPlane,
     transport: WeightTransport,
     offload: Offload[Any],
@@ -111,16 +139,16 @@ def build_collector(
     return Collector(
         f"collector{index}",
         generator=generator,
-        task=load_run_task(config),
+        scorer=scorer,
         tokenizer=tokenizer,
         plane=plane,
         partition=PARTITION,
         transport=transport,
-        offload=offload,
         temperature=config.rollout.temperature,
         max_new_tokens=config.rollout.max_new_tokens,
-        group_timeout_s=config.collector.group_timeout_s,
-        put_timeout_s=config.collector.put_timeout_s,
+        limits=Limits(
+            config.queue_timeout_s, config.collector.group_timeout_s, put_timeout_s=config.collector.put_timeout_s
+        ),
         taggers=build_chain(config.filters, min_live=config.rollout.min_live).taggers,
     )
 

@@ -13,7 +13,7 @@ import torch
 from asyncrl.configs import RunConfig
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.lifecycle.base import PARTITION
-from asyncrl.engine.lifecycle.parts import build_collector, build_rank, collector_model, rank_model
+from asyncrl.engine.lifecycle.parts import build_collector, build_rank, collector_model, rank_model, ray_scorer
 from asyncrl.engine.offload import in_thread
 from asyncrl.engine.weights.ray_store import RayObjectStore
 from asyncrl.trainers.extras import extras_of
@@ -53,6 +53,8 @@ def _has_own_gpu(model: Any, ranks: int) -> bool:
 class CollectorActor(_RemoteActor):
     def __init__(self, config: RunConfig, index: int, user_path: str) -> None:
         super().__init__(config, index, user_path, threads=config.collector.threads)
+        # Its processes start beside the model's load.
+        self._scorer = ray_scorer(config)
         self._model = collector_model(config, config.trainer.ranks + index)
 
     async def connect(self) -> None:
@@ -60,6 +62,7 @@ class CollectorActor(_RemoteActor):
             self._config,
             self._index,
             model=self._model,
+            scorer=self._scorer,
             plane=await self._plane(),
             transport=RayObjectStore(),
             offload=in_thread,

@@ -17,13 +17,14 @@ import ray
 import structlog
 from ray.exceptions import RayActorError, RayTaskError
 
+from asyncrl.collectors.tasks.prepared import PreparedTask
 from asyncrl.configs import RunConfig
 from asyncrl.engine.data_plane.shared_memory import shared_directory
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.errors import ActorDied, Overdue
 from asyncrl.engine.lifecycle.base import World
 from asyncrl.engine.lifecycle.checks import warn_of_settings
-from asyncrl.engine.lifecycle.parts import cost_model, load_run_task, run_tokenizer, train_partition, warm_up_examples
+from asyncrl.engine.lifecycle.parts import cost_model, run_tokenizer, tokenized, train_partition
 from asyncrl.engine.lifecycle.ray_actors import CollectorActor, RankActor
 from asyncrl.engine.outbox import Numbered
 from asyncrl.engine.records import Grant
@@ -159,10 +160,10 @@ def _start_ray() -> None:
 
 
 @asynccontextmanager
-async def ray_world(config: RunConfig) -> AsyncIterator[World]:
+async def ray_world(config: RunConfig, prepared: PreparedTask) -> AsyncIterator[World]:
     """Start the actors and TransferQueue on a running Ray, all at once; end them with the context."""
     user_path = str(Path.cwd())
-    task, cost = load_run_task(config), cost_model(config)
+    cost = cost_model(config)
     warn_of_settings(config)
     remote = {"num_cpus": 0, "max_restarts": 0}
     collectors = [
@@ -197,7 +198,7 @@ async def ray_world(config: RunConfig) -> AsyncIterator[World]:
                 )
                 stack.push_async_callback(plane.close)
                 log.info("TransferQueue started")
-                await plane.register(train_partition(config, task.extras))
+                await plane.register(train_partition(config, prepared.task.extras))
                 async with anyio.create_task_group() as tasks:
                     for collector in collectors:
                         tasks.start_soon(partial(collector.connect, timeout_s=start_s))
@@ -212,8 +213,8 @@ async def ray_world(config: RunConfig) -> AsyncIterator[World]:
             plane=plane,
             collectors=collectors,
             ranks=ranks,
-            prompts=task.prompts(),
-            examples=warm_up_examples(task, run_tokenizer(config)),
+            prompts=prepared.prompts,
+            examples=tokenized(prepared.examples, run_tokenizer(config)),
             cost=cost.flops if cost else None,
         )
 

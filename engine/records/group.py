@@ -98,8 +98,9 @@ class GroupMeta:
         return integer_tag(self.group_tag(GROUP), key=self.keys[0], tag=GROUP)
 
     @property
-    def prompt(self) -> int:
-        return integer_tag(self.group_tag(PROMPT), key=self.keys[0], tag=PROMPT)
+    def prompt(self) -> int | str:
+        value = self.group_tag(PROMPT)
+        return value if isinstance(value, str) else integer_tag(value, key=self.keys[0], tag=PROMPT)
 
     @property
     def dataset(self) -> str:

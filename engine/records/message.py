@@ -7,10 +7,14 @@ from asyncrl.engine.records.group import GroupMeta
 
 @dataclass(frozen=True, slots=True)
 class PutNotice:
-    """A whole group is in the data plane; `seconds` is how long it took to generate, score and put."""
+    """A whole group is in the data plane; `seconds` is how long it took to generate, score and put.
+
+    `errors` say what went wrong with its failed samples.
+    """
 
     group: GroupMeta
     seconds: float | None = None
+    errors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

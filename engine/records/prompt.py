@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt of a task. `id` is stable over epochs and retries."""
+    """One prompt of a task. `id` is stable over epochs and retries; the integer 1 and the string "1" are two."""
 
-    id: int
+    id: int | str
     text: str
     answer: str = ""
     dataset: str = "default"

@@ -63,6 +63,7 @@ class Observed:
 
     def __init__(self, config: RunConfig) -> None:
         self.prompts: dict[int, tuple[str, int]] = {}
+        self._numbers: dict[str, int] = {}
         self.groups: dict[int, ObservedGroup] = {}
         self.granted: dict[int, Dispatched] = {}
         self.failures = 0
@@ -88,7 +89,7 @@ class Observed:
         match event:
             case Dispatched():
                 self.granted[event.group] = event
-                self.prompts.setdefault(event.prompt, (event.dataset, 1))
+                self.prompts.setdefault(self._number(event.prompt), (event.dataset, 1))
             case Put():
                 self._put(event)
             case GroupFailed():
@@ -126,6 +127,10 @@ class Observed:
                 self.publishes.append((event.t - event.seconds, event.seconds))
                 self.overheads["publish"].append(event.seconds)
 
+    def _number(self, prompt: int | str) -> int:
+        """Return a prompt's id where it is an integer, and a negative number of its own where it is a string."""
+        return prompt if isinstance(prompt, int) else self._numbers.setdefault(prompt, -1 - len(self._numbers))
+
     def _put(self, event: Put) -> None:
         tags = unwritten(event.tags)
         lacking = sorted(_NEEDED_TAGS - set(tags))
@@ -144,9 +149,10 @@ class Observed:
             ],
             tags=_own_tags(tags),
         )
-        self.prompts[granted.prompt] = (granted.dataset, tags[tag.PROMPT_TOKENS])
+        prompt = self._number(granted.prompt)
+        self.prompts[prompt] = (granted.dataset, tags[tag.PROMPT_TOKENS])
         self.groups[event.group] = ObservedGroup(
-            event.group, granted.prompt, tags[tag.VERSION], granted.collector, granted.t, event.t, rollout
+            event.group, prompt, tags[tag.VERSION], granted.collector, granted.t, event.t, rollout
         )
 
 

@@ -69,8 +69,11 @@ class SimulatedTokenizer:
 
 class SimulatedTask(Task):
     def __init__(self, profile: Profile, book: Book) -> None:
-        # Ids are unique, so the text can be the id, whatever the prompt said.
-        self._prompts = [Prompt(id=p.id, text=str(p.id), answer="", dataset=p.dataset) for p in profile.prompts]
+        # Ids are unique, so the text can be the id, whatever the prompt said; a string gives way to its place.
+        ids = [p.id if isinstance(p.id, int) else -1 - place for place, p in enumerate(profile.prompts)]
+        self._prompts = [
+            Prompt(id=i, text=str(i), answer="", dataset=p.dataset) for i, p in zip(ids, profile.prompts, strict=True)
+        ]
         self._book = book
 
     def prompts(self) -> Sequence[Prompt]:
@@ -85,6 +88,7 @@ class SimulatedTask(Task):
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
+    request: GroupRequest
     done: anyio.Event = field(default_factory=anyio.Event)
 
 
@@ -122,6 +126,8 @@ class SimulatedGenerator:
                 continue
             async with self._decoding:
                 batch = [self._waiting.popleft() for _ in range(min(self._slots, len(self._waiting)))]
+                for waiting in batch:
+                    waiting.request.turn(True)
                 self._batches += 1
                 rng = seeded(self._seed, 17, self._index, self._batches)
                 await anyio.sleep(self._profile.batch_seconds(rng, number=self._batches, groups=len(batch)))
@@ -133,8 +139,9 @@ class SimulatedGenerator:
         burst = self._place()
         if not self._profile.batched:
             async with self._places:
+                request.turn(True)
                 return await self._generate(request, rng, burst)
-        waiting = _Waiting()
+        waiting = _Waiting(request)
         self._waiting.append(waiting)
         self._changed.notify()
         try:

@@ -1,5 +1,6 @@
 """Fakes with real behaviour at the seams: they take time, fail, hang and count, as told."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import anyio
 
 from asyncrl.collectors.generators.base import Completion, GroupRequest
+from asyncrl.collectors.outcome import Rules
+from asyncrl.collectors.scoring import AsyncScorer, InPlaceScorer, Scorer
 from asyncrl.collectors.tasks import Reward, Task
 from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.lifecycle.base import PARTITION
@@ -71,6 +74,7 @@ class FakeGenerator:
         self.calls += 1
         self.running += 1
         started = self.version
+        request.turn(True)
         try:
             await anyio.sleep(self.seconds(call))
             self.fail(call)
@@ -116,6 +120,12 @@ class FakeTask(Task):
     def score(self, prompt: Prompt, response: str) -> Reward | float:
         index = int(response[0]) if response else 0
         return self._reward(prompt.id, index)
+
+
+def in_place_scorer(task: Task) -> Scorer:
+    """Score in the loop's thread without a limit: under virtual time no alarm of the wall clock rings."""
+    rules = Rules(type(task).__name__)
+    return AsyncScorer(task, rules) if inspect.iscoroutinefunction(task.score) else InPlaceScorer(task, rules)
 
 
 @dataclass(slots=True)

@@ -6,11 +6,10 @@ from typing import Any
 
 import anyio
 
-from asyncrl.collectors.collector import Collector
+from asyncrl.collectors.collector import Collector, Limits
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.model.tokenizer import CharTokenizer
-from asyncrl.engine.offload import in_thread
-from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
+from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask, in_place_scorer
 from asyncrl.engine.testing.plane_contract import claim_groups, contract_columns, contract_group
 from asyncrl.engine.weights.base import InProcess
 
@@ -37,16 +36,14 @@ class CollectorActor(PlaneActor):
         self._served = Collector(
             "collector",
             generator=FakeGenerator(seconds=lambda _: 0.01),
-            task=FakeTask(len(rewards), lambda prompt, index: rewards[prompt][index]),
+            scorer=in_place_scorer(FakeTask(len(rewards), lambda prompt, index: rewards[prompt][index])),
             tokenizer=CharTokenizer(),
             plane=self.plane,
             partition=partition,
             transport=InProcess(),
-            offload=in_thread,
             temperature=1.0,
             max_new_tokens=4,
-            group_timeout_s=30,
-            put_timeout_s=30,
+            limits=Limits(30, 30, 30),
         )
 
 

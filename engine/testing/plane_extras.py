@@ -8,7 +8,7 @@ import anyio
 import torch
 from torch import nn
 
-from asyncrl.collectors.collector import Collector
+from asyncrl.collectors.collector import Collector, Limits
 from asyncrl.collectors.tasks import Reward
 from asyncrl.engine.data_plane.base import DataPlane, Partition
 from asyncrl.engine.model.tokenizer import CharTokenizer
@@ -17,7 +17,7 @@ from asyncrl.engine.records import Grant, GroupMeta, Plan, Prompt
 from asyncrl.engine.records.columns import COLUMNS
 from asyncrl.engine.records.message import PutNotice
 from asyncrl.engine.records.work import RankWork
-from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
+from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask, in_place_scorer
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.trainers.backends.torch_backend import TorchBackend
 from asyncrl.trainers.extras import extras_of
@@ -113,16 +113,14 @@ async def _collect(plane: Any, partition: str, task: FakeTask) -> list[GroupMeta
     collector = Collector(
         "collector",
         generator=FakeGenerator(seconds=lambda _: 0.01, length=lambda call: 2 + call),
-        task=task,
+        scorer=in_place_scorer(task),
         tokenizer=CharTokenizer(),
         plane=plane,
         partition=partition,
         transport=InProcess(),
-        offload=in_place,
         temperature=1.0,
         max_new_tokens=9,
-        group_timeout_s=30,
-        put_timeout_s=30,
+        limits=Limits(30, 30, 30),
     )
     await collector.grant([Grant(n, Prompt(n, f"{n}>"), SIZE, 0) for n in range(GROUPS)])
     found: list[GroupMeta] = []

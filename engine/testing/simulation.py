@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import anyio
 from pydantic import ValidationError
 
-from asyncrl.collectors.collector import Collector
+from asyncrl.collectors.collector import Collector, Limits
 from asyncrl.collectors.generators.base import Generator
 from asyncrl.collectors.tasks import Task
 from asyncrl.configs import Override, RunConfig, load
@@ -23,9 +23,8 @@ from asyncrl.engine.events.types import AnyEvent
 from asyncrl.engine.lifecycle.base import PARTITION, CollectorHandle, RankHandle, World
 from asyncrl.engine.lifecycle.parts import train_partition
 from asyncrl.engine.model.tokenizer import CharTokenizer, Tokenizer
-from asyncrl.engine.offload import in_place
 from asyncrl.engine.testing.audit import Audit
-from asyncrl.engine.testing.fakes import FakeGenerator, FakeRank, FakeTask
+from asyncrl.engine.testing.fakes import FakeGenerator, FakeRank, FakeTask, in_place_scorer
 from asyncrl.engine.testing.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.filters import BaseRolloutFilter, Chain, build_chain
@@ -113,16 +112,18 @@ def build_collectors(
         collector(
             f"collector{i}",
             generator=generator,
-            task=task,
+            scorer=in_place_scorer(task),
             tokenizer=tokenizer,
             plane=plane,
             partition=PARTITION,
             transport=InProcess(),
-            offload=in_place,
             temperature=config.rollout.temperature,
             max_new_tokens=config.rollout.max_new_tokens,
-            group_timeout_s=config.collector.group_timeout_s,
-            put_timeout_s=config.collector.put_timeout_s,
+            limits=Limits(
+                queue_timeout_s=config.queue_timeout_s,
+                group_timeout_s=config.collector.group_timeout_s,
+                put_timeout_s=config.collector.put_timeout_s,
+            ),
             taggers=taggers,
         )
         for i, generator in enumerate(generators)

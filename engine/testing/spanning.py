@@ -19,6 +19,7 @@ class SpanningGenerator(FakeGenerator):
     _swaps: list[tuple[float, int]] = field(default_factory=list)
 
     async def generate(self, request: GroupRequest) -> Sequence[Completion]:
+        request.turn(True)
         call = self.calls
         self.calls += 1
         started = self.clock()

@@ -10,7 +10,7 @@ from asyncrl.collectors.generators.base import GroupRequest
 from asyncrl.collectors.tasks import load_task
 from asyncrl.configs import Override, RunConfig, load
 from asyncrl.engine.errors import ConfigError
-from asyncrl.engine.lifecycle.parts import build_run_model, warm_up_examples
+from asyncrl.engine.lifecycle.parts import build_run_model, tokenized
 from asyncrl.engine.model.causal_lm import build_model
 from asyncrl.engine.model.tokenizer import CharTokenizer, load_tokenizer
 from asyncrl.engine.testing.virtual_time import run_virtual
@@ -30,7 +30,7 @@ def test_the_folders_tokenizer_adds_nothing_and_loses_nothing(checkpoint: Path) 
     assert ids == [6, 2, 9, 12]
     assert tokenizer.decode([*ids, tokenizer.eos_id]) == "407>"
     assert (tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size) == (1, 1, 13)
-    examples = warm_up_examples(load_task("echo", {}), tokenizer)
+    examples = tokenized(load_task("echo", {}).examples(), tokenizer)
     assert examples[7] == ([9, 12, 9, 1], 2)
 
 

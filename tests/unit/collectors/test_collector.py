@@ -10,18 +10,19 @@ import anyio
 import pytest
 import torch
 
-from asyncrl.collectors.collector import Collector, sample_seed
+from asyncrl.collectors.collector import Collector, Limits, sample_seed
 from asyncrl.collectors.generators.base import Completion, GroupRequest
+from asyncrl.collectors.outcome import Rules
+from asyncrl.collectors.scoring import AsyncScorer, Scorer
 from asyncrl.collectors.tasks import Reward, Task
 from asyncrl.engine.data_plane.base import Partition
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.errors import StoreFull, VersionError
 from asyncrl.engine.model.tokenizer import CharTokenizer
-from asyncrl.engine.offload import in_place
 from asyncrl.engine.records import Grant, GroupMeta, Prompt
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, TOKENS
 from asyncrl.engine.records.message import GroupFailure, Message, PutNotice, Served
-from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask, FaultyPlane
+from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask, FaultyPlane, in_place_scorer
 from asyncrl.engine.testing.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.weights.base import InProcess
 
@@ -68,8 +69,11 @@ def at_desk(
     task: Task | None = None,
     generator: Any = None,
     before_put: Callable[[int], Any] | None = None,
+    scorer: Scorer | None = None,
+    taggers: dict[str, Any] | None = None,
     put_timeout_s: float = 30.0,
     group_timeout_s: float = 60.0,
+    queue_timeout_s: float = 300.0,
 ) -> Any:
     """Run `work` beside a collector, in virtual time."""
 
@@ -80,16 +84,15 @@ def at_desk(
         collector = Collector(
             "collector0",
             generator=used,
-            task=task or FakeTask(),
+            scorer=scorer or in_place_scorer(task or FakeTask()),
             tokenizer=CharTokenizer(),
             plane=FaultyPlane(plane, {"put": before_put} if before_put else {}),
             partition="train",
             transport=InProcess(),
-            offload=in_place,
             temperature=0.7,
             max_new_tokens=5,
-            group_timeout_s=group_timeout_s,
-            put_timeout_s=put_timeout_s,
+            limits=Limits(queue_timeout_s, group_timeout_s, put_timeout_s),
+            taggers=taggers,
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(collector.run)
@@ -245,8 +248,8 @@ def test_async_scores_run_together_and_fail_alone() -> None:
     assert seconds == pytest.approx(1 + 10)
 
 
-def test_a_score_that_never_answers_ends_with_the_groups_deadline() -> None:
-    """B4's kind: the group fails as `timeout`, the next one goes on."""
+def test_a_score_that_never_answers_fails_its_sample_at_its_deadline() -> None:
+    """B4's kind, FOUND-C13: the sample fails as `score_timeout`, its siblings and the next group go on."""
     task = AsyncTask(hang=True)
 
     async def work(desk: Desk) -> list[Message]:
@@ -257,10 +260,12 @@ def test_a_score_that_never_answers_ends_with_the_groups_deadline() -> None:
         assert (await desk.collector.status())["in_flight"] == 1
         return await desk.hear(2)
 
-    failure, notice = at_desk(work, task=task, group_timeout_s=20.0)
-    assert isinstance(failure, GroupFailure)
-    assert (failure.group, failure.reason) == (0, "timeout")
-    assert isinstance(notice, PutNotice)
+    first, second = at_desk(work, scorer=AsyncScorer(task, Rules("judge", timeout_s=20.0)), group_timeout_s=5.0)
+    assert isinstance(first, PutNotice)
+    assert isinstance(second, PutNotice)
+    assert first.group.rewards == (0.0, 1.0, None, 3.0)
+    assert first.group.sample_tag("cause") == (None, None, "score_timeout", None)
+    assert first.errors == ("task judge: score took longer than 20 s (collector.score_timeout_s)",)
 
 
 def test_parts_of_a_reward_become_tags() -> None:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from asyncrl.collectors.collector import Collector
+from asyncrl.collectors.collector import Collector, Limits
+from asyncrl.collectors.outcome import Rules
+from asyncrl.collectors.scoring import ThreadScorer
 from asyncrl.collectors.tasks import Task
 from asyncrl.engine.data_plane.base import Partition
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.model.tokenizer import CharTokenizer
-from asyncrl.engine.offload import in_thread
 from asyncrl.engine.records import Grant, Prompt
 from asyncrl.engine.records.columns import COLUMNS
 from asyncrl.engine.records.message import PutNotice
@@ -42,16 +43,14 @@ def test_status_answers_in_under_half_a_second_while_a_reward_blocks_and_other_g
         collector = Collector(
             "collector0",
             generator=FakeGenerator(seconds=lambda call: 0.0),
-            task=task,
+            scorer=ThreadScorer(task, Rules("slow")),
             tokenizer=CharTokenizer(),
             plane=plane,
             partition="train",
             transport=InProcess(),
-            offload=in_thread,
             temperature=1.0,
             max_new_tokens=4,
-            group_timeout_s=20.0,
-            put_timeout_s=5.0,
+            limits=Limits(20.0, 20.0, 5.0),
         )
         arrived: dict[int, float] = {}
         answers: list[float] = []

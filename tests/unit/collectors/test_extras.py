@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from asyncrl.collectors.extras import check_extras, extra_columns
+from asyncrl.collectors.outcome import SampleFailure
 from asyncrl.collectors.tasks import Reward
 
 IMAGE = torch.ones(2, 3, dtype=torch.bfloat16)
@@ -29,7 +30,7 @@ def test_a_reward_brings_exactly_the_tensors_that_its_task_declares(
 
 
 def test_a_sample_that_failed_to_score_has_an_empty_tensor_of_its_siblings_kind() -> None:
-    columns = extra_columns([ValueError("blind"), Reward(1.0, extras={"image": IMAGE})], ["image"])
+    columns = extra_columns([SampleFailure("score_error", "blind"), Reward(1.0, extras={"image": IMAGE})])
     failed, scored = columns["image"]
     assert (failed.shape, failed.dtype) == ((0, 3), torch.bfloat16)
     assert scored is IMAGE
@@ -37,4 +38,4 @@ def test_a_sample_that_failed_to_score_has_an_empty_tensor_of_its_siblings_kind(
 
 def test_a_task_that_declares_none_has_no_columns_of_them() -> None:
     check_extras(Reward(1.0), ())
-    assert extra_columns([Reward(1.0)], ()) == {}
+    assert extra_columns([Reward(1.0)]) == {}

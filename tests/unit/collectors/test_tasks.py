@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 
 from asyncrl.collectors.tasks import Reward, Task, load_task
+from asyncrl.collectors.tasks.prepared import prepare_task
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.records import Prompt
 
@@ -84,7 +85,7 @@ def test_examples_for_the_warm_up_are_prompts_with_their_answers() -> None:
         ("tasks_under_test:NoTask", {}, "not a subclass of Task"),
         ("tasks_under_test:Empty", {}, "no prompts"),
         ("tasks_under_test:Wordless", {}, "prompt 4 has no text"),
-        ("tasks_under_test:Twice", {}, "ids repeat"),
+        ("tasks_under_test:Twice", {}, "ids repeat: prompts number 0 and 1 both have 7"),
         ("tasks_under_test:Twice", {"time": 1}, r"task.options \{'time': 1\}"),
         ("tasks_under_test:Odd", {"extras": "image"}, "extras are 'image'; they must be a list of names"),
         ("tasks_under_test:Odd", {"extras": ["image", "image"]}, "each once"),
@@ -95,7 +96,7 @@ def test_examples_for_the_warm_up_are_prompts_with_their_answers() -> None:
 )
 def test_a_task_that_cannot_work_is_refused(name: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        load_task(name, options)
+        prepare_task(name, options, warm_up=False)
 
 
 def test_options_reach_the_task() -> None:

@@ -58,7 +58,7 @@ def deaths(outcome: Outcome) -> Sequence[OwnerDead]:
     [
         ({"wrap": put_fails(5)}, "collector0", "OSError: the disk is gone"),
         ({"rank": Killed}, "rank1", "ActorDied: rank1 died during train: out of memory"),
-        ({"rank": Silent}, "rank0", "ActorDied: rank0 has answered nothing for 60 s"),
+        ({"rank": Silent}, "rank", "ActorDied: rank* has answered nothing for 60 s"),
     ],
     ids=["a collector's own error", "a killed rank", "a silent rank"],
 )
@@ -67,7 +67,10 @@ def test_a_death_is_logged_once_with_who_and_why_and_the_log_replays(how: dict[s
     outcome = simulate(config, **how)
     assert outcome.ending.code == 1
     died = deaths(outcome)
-    assert (died[0].owner, died[0].groups, died[0].error) == (owner, [], why)
+    # Both ranks fall silent at one moment; either may be the first.
+    who = died[0].owner
+    assert who.startswith(owner)
+    assert (died[0].groups, died[0].error) == ([], why.replace("rank*", who))
     # Both ranks are silent, and who is heard of first is a matter of order; no one dies twice.
     assert len({event.owner for event in died}) == len(died) <= (2 if how.get("rank") is Silent else 1)
     recording = recording_of(outcome)

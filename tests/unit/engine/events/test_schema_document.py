@@ -2,6 +2,8 @@
 
 import re
 from pathlib import Path
+from types import UnionType
+from typing import get_args
 
 import msgspec
 import pytest
@@ -47,7 +49,8 @@ def of_schema_1(kind: type[AnyEvent], row: str) -> bytes:
     line: dict[str, object] = {"type": kind.__struct_config__.tag}
     for field in msgspec.structs.fields(kind):
         if field.name not in later:
-            name = getattr(field.type, "__origin__", field.type)
+            first = get_args(field.type)[0] if isinstance(field.type, UnionType) else field.type
+            name = getattr(first, "__origin__", first)
             line[field.name] = SAMPLES.get(getattr(name, "__name__", ""))
     return msgspec.json.encode(line)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from asyncrl.collectors.tasks.prepared import prepare_task
 from asyncrl.configs import Override, RunConfig, load
 from asyncrl.engine.controller import Controller
 from asyncrl.engine.data_plane.base import Partition
@@ -100,7 +101,7 @@ def run_local(config: RunConfig, folder: Path, *, spanning: bool = False) -> lis
     spies: list[Spy] = []
 
     async def run() -> None:
-        async with local_world(config) as world:
+        async with local_world(config, prepare_task(config.task.name, config.task.options, warm_up=False)) as world:
             used = replace(world, cost=None)
             if spanning:
                 used = replace(used, collectors=_spanning(config, world))

@@ -1,0 +1,96 @@
+"""From a group's completions and outcomes to what the data plane takes: tags, and columns of tensors."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from asyncrl.collectors.extras import extra_columns
+from asyncrl.collectors.generators.base import Completion
+from asyncrl.collectors.outcome import Outcome
+from asyncrl.collectors.tasks import Reward
+from asyncrl.engine.errors import AsyncRLError
+from asyncrl.engine.records import Grant, GroupMeta
+from asyncrl.engine.records import group as tag
+from asyncrl.engine.records.columns import LOGPROBS, TOKENS
+from asyncrl.engine.records.group import check_tags
+from asyncrl.engine.records.keys import sample_keys
+from asyncrl.engine.records.spans import SPANS, write_spans
+from asyncrl.filters.taggers import Tagger
+
+Columns = dict[str, list[torch.Tensor]]
+
+
+class GroupFailed(AsyncRLError, RuntimeError):
+    """A group came to nothing, for a reason that has a name."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def flatten(
+    grant: Grant,
+    version: int,
+    prompt_ids: Sequence[int],
+    completions: Sequence[Completion],
+    outcomes: Sequence[Outcome],
+    taggers: Mapping[str, Tagger],
+) -> tuple[GroupMeta, Columns]:
+    """Return tags and columns of a group with a reward at least; `version` was served when it was granted."""
+    # A failed sample keeps its place and its key, and has no response: nothing of it can be trained.
+    kept = [
+        c if isinstance(outcome, Reward) else Completion((), (), (), False)
+        for c, outcome in zip(completions, outcomes, strict=True)
+    ]
+    lengths = [len(completion.token_ids) for completion in kept]
+    oldest = min((span[0] for c in kept for span in c.spans), default=version)
+    newest = max((span[0] for c in kept for span in c.spans), default=version)
+    stamped = min(version, oldest)
+    keys = sample_keys(stamped, grant.group, grant.size)
+    tags = {
+        tag.GROUP: grant.group,
+        tag.PROMPT: grant.prompt.id,
+        tag.DATASET: grant.prompt.dataset,
+        tag.VERSION: stamped,
+        tag.END_VERSION: newest,
+        tag.PROMPT_TOKENS: len(prompt_ids),
+        tag.RESPONSE_TOKENS: lengths,
+        tag.TRAINABLE_TOKENS: lengths,
+        tag.REWARD: [o.value if isinstance(o, Reward) else None for o in outcomes],
+        tag.STATUS: [_status(c, o) for c, o in zip(completions, outcomes, strict=True)],
+        tag.CAUSE: [None if isinstance(o, Reward) else o.cause for o in outcomes],
+        tag.DISTINCT_RESPONSES: len({tuple(completion.token_ids) for completion in completions}),
+        **_parts(outcomes),
+        **{name: _tagged(name, tagger, kept, keys[0]) for name, tagger in taggers.items()},
+    }
+    if any(len(completion.spans) > 1 for completion in kept) or newest != oldest:
+        tags[SPANS] = [write_spans(completion.spans) for completion in kept]
+    columns = {
+        TOKENS: [torch.tensor([*prompt_ids, *c.token_ids], dtype=torch.int32) for c in kept],
+        LOGPROBS: [torch.tensor(c.logprobs, dtype=torch.float32) for c in kept],
+        **extra_columns(outcomes),
+    }
+    return GroupMeta(keys, tags), columns
+
+
+def _status(completion: Completion, outcome: Outcome) -> str:
+    if not isinstance(outcome, Reward):
+        return tag.FAILED
+    return tag.FINISHED if completion.finished else tag.TRUNCATED
+
+
+def _tagged(name: str, tagger: Tagger, completions: Sequence[Completion], key: str) -> list[Any]:
+    """Return a tag's values; whatever a tagger raises, or gives that no log can write, fails the group by its name."""
+    try:
+        values = [tagger(completion.token_ids) for completion in completions]
+        check_tags({name: values}, key=key)
+    except BaseException as error:  # The edge of user code.
+        raise GroupFailed("tagger_error", f"the tagger of tag {name!r} failed: {error!r}") from error
+    return values
+
+
+def _parts(outcomes: Sequence[Outcome]) -> dict[str, list[float | None]]:
+    """Return the named parts of rewards as per-sample tags; None where a sample lacks one."""
+    names = sorted({name for o in outcomes if isinstance(o, Reward) for name in o.parts})
+    return {name: [o.parts.get(name) if isinstance(o, Reward) else None for o in outcomes] for name in names}

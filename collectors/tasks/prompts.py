@@ -1,0 +1,79 @@
+"""A task's prompts and warm-up examples: asked for once, checked, and in plain types from then on."""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from asyncrl.collectors.tasks.base import Task
+from asyncrl.collectors.tasks.load import user_code
+from asyncrl.engine.errors import ConfigError
+from asyncrl.engine.records import Prompt
+
+_LARGEST_ID = 2**63
+
+
+def list_prompts(task: Task, name: str) -> list[Prompt]:
+    """Return one epoch's prompts, their ids plain integers or strings; ConfigError names the prompt that is not fit."""
+    with user_code(f"task.name {name}: prompts() failed"):
+        given = list(task.prompts())
+    if not given:
+        raise ConfigError(f"task.name {name}: the task has no prompts")
+    prompts = [_plain_prompt(prompt, f"task.name {name}: prompt number {i}") for i, prompt in enumerate(given)]
+    places: dict[int | str, int] = {}
+    for i, prompt in enumerate(prompts):
+        first = places.setdefault(prompt.id, i)
+        if first != i:
+            raise ConfigError(
+                f"task.name {name}: prompt ids repeat: prompts number {first} and {i} both have {prompt.id!r}; "
+                "they must be unique"
+            )
+    return prompts
+
+
+def list_examples(task: Task, name: str) -> list[tuple[str, str]]:
+    """Return (prompt, answer) pairs for the supervised warm-up; ConfigError names the pair that is not two texts."""
+    with user_code(f"task.name {name}: examples() failed"):
+        given = list(task.examples())
+    if not given:
+        raise ConfigError(
+            f"task.name {name}: examples() has none, and trainer.warm_up_steps asks for some; set it to 0"
+        )
+    for i, pair in enumerate(given):
+        if not (isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
+            raise ConfigError(
+                f"task.name {name}: example number {i} is {pair!r}; the warm-up needs (prompt, answer), two strings. "
+                "Override examples(), or set trainer.warm_up_steps to 0"
+            )
+    return [(str(prompt), str(answer)) for prompt, answer in given]
+
+
+def _plain_prompt(prompt: Any, what: str) -> Prompt:
+    """Return the prompt with plain values: a subclass of int or str, as NumPy has, can be written in no log."""
+    if not isinstance(prompt, Prompt):
+        raise ConfigError(f"{what} is {prompt!r}; it must be a Prompt")
+    for field in ("text", "dataset"):
+        value = getattr(prompt, field)
+        if not isinstance(value, str):
+            raise ConfigError(f"{what}, id {prompt.id!r}, has {value!r} as its {field}; it must be a string")
+    if not prompt.text:
+        raise ConfigError(f"{what}: prompt {prompt.id!r} has no text; generation needs at least one token")
+    return replace(prompt, id=_plain_id(prompt.id, what), text=str(prompt.text), dataset=str(prompt.dataset))
+
+
+def _plain_id(value: Any, what: str) -> int | str:
+    if isinstance(value, str):
+        return str(value)
+    number = None if isinstance(value, bool) else _index(value)
+    if number is None or not -_LARGEST_ID <= number < _LARGEST_ID:
+        raise ConfigError(
+            f"{what} has the id {value!r}, of type {type(value).__name__}; it must be a string or an integer of 64 bits"
+        )
+    return number
+
+
+def _index(value: Any) -> int | None:
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None

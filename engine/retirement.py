@@ -1,0 +1,54 @@
+"""Prompts that fail again and again, as one too long for the model does, are left out for the rest of a run.
+
+Invariant: a prompt that has failed `after` times, without a good group between, is never granted again.
+"""
+
+import structlog
+
+from asyncrl.engine.errors import GenerationError
+from asyncrl.engine.records import Prompt
+
+log = structlog.get_logger()
+
+
+class Retirement:
+    """Counts the failures of each of a run's `prompts`; `after` None retires none."""
+
+    def __init__(self, after: int | None, *, prompts: int) -> None:
+        self._after = after
+        self._prompts = prompts
+        self._failures: dict[int | str, int] = {}
+        self.retired: dict[int | str, int] = {}
+        """By prompt: how often it was passed over since, once per epoch."""
+
+    def succeeded(self, prompt: int | str) -> None:
+        """Note a group that came through: what failed before it was not the prompt."""
+        self._failures.pop(prompt, None)
+
+    def failed(self, prompt: Prompt, reason: str, error: str) -> None:
+        """Count a failed group; GenerationError with its cause if no prompt is left."""
+        times = self._failures[prompt.id] = self._failures.get(prompt.id, 0) + 1
+        if self._after is None or times < self._after or prompt.id in self.retired:
+            return
+        self.retired[prompt.id] = 0
+        log.warning(
+            "a prompt is left out for the rest of the run",
+            prompt=prompt.id,
+            dataset=prompt.dataset,
+            failures=times,
+            reason=reason,
+            error=error,
+        )
+        if len(self.retired) == self._prompts:
+            raise GenerationError(
+                f"no prompt is left: each of {self._prompts} has failed {self._after} times or more "
+                f"(task.retire_after); the last, prompt {prompt.id!r}, for {reason}:\n{error}"
+            )
+
+    def passes_over(self, prompt: Prompt) -> bool:
+        """Say whether a prompt whose turn it is was retired, and count its turn."""
+        if prompt.id not in self.retired:
+            return False
+        self.retired[prompt.id] += 1
+        log.warning("a prompt that was left out is passed over", prompt=prompt.id, times=self.retired[prompt.id])
+        return True
