@@ -27,6 +27,8 @@ from asyncrl.collectors.outcome import Outcome, Rules, SampleFailure
 from asyncrl.engine.records import Prompt
 
 _GRACE_S = 1.0
+# The kernel counts milliseconds in 32 bits: 24 days.
+_LONGEST_WAIT_S = 1e6
 
 # Run by a new interpreter, which then finds modules where this one does.
 _BOOT = """
@@ -47,6 +49,8 @@ class ScoreProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._line: Connection | None = None
         self._ready = False
+        self.fault: SampleFailure | None = None
+        """Why the process could not start, the last time that it was tried."""
         self._closed = False
         # A kill from the collector's loop, and a start in a scoring thread.
         self._turn = threading.Lock()
@@ -81,14 +85,17 @@ class ScoreProcess:
             line = self._line
             if line is None:
                 return self._rules.failed("scoring has ended")
-            fault = self._fault_of_start(line)
-            if fault is None:
+            fault = self.fault = self._fault_of_start(line)
+            if fault is not None:
+                # The next group may try again; each response of this one would wait as long.
+                self.kill()
+            else:
                 line.send_bytes(asked)
-                if line.poll(self._rules.timeout_s):
+                if line.poll(min(self._rules.timeout_s, _LONGEST_WAIT_S)):
                     outcome: Outcome = pickle.loads(line.recv_bytes())
                     return outcome
                 fault = self._rules.late()
-            self._replace()
+                self._replace()
         except (EOFError, OSError):
             fault = self._rules.failed(f"the process that scores ended while it scored, {self._replace(hung_up=True)}")
         return fault
@@ -173,6 +180,8 @@ class ProcessScorer:
                 if given_up.is_set():
                     break
                 outcomes.append(process.judge(prompt, response))
+                if outcomes[-1] is process.fault:
+                    return [process.fault] * len(responses)
             return outcomes
         finally:
             self._idle.append(process)

@@ -121,6 +121,8 @@ class _Interrupt(BaseException):
 
 # A bare `except:` may take it all the same: the alarm rings again.
 _AGAIN_S = 1.0
+# Within what the kernel's timers take.
+_LONGEST_S = 1e6
 
 
 class Alarm:
@@ -140,7 +142,7 @@ class Alarm:
     def __enter__(self) -> None:
         if self._set:
             self._before = signal.signal(signal.SIGALRM, self._ring)
-            self._others = signal.setitimer(signal.ITIMER_REAL, self._limit_s, _AGAIN_S)
+            self._others = signal.setitimer(signal.ITIMER_REAL, min(self._limit_s, _LONGEST_S), _AGAIN_S)
 
     def __exit__(self, *_: object) -> None:
         if not self._set:

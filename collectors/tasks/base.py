@@ -64,9 +64,10 @@ class Reward:
         # Advantages travel as float32; within it, sums and squares in float64 stay finite.
         if LARGEST_REWARD < abs(value) < math.inf:
             raise ValueError(f"a reward of {value:g} is beyond the range of float32; scale it down")
-        odd = next((name for name in self.parts if not isinstance(name, str)), None)
-        if odd is not None:
-            raise TypeError(f"a part of a reward is called {odd!r}, of type {type(odd).__name__}; it must be a string")
+        for name in self.parts:
+            if not isinstance(name, str):
+                kind = type(name).__name__
+                raise TypeError(f"a part of a reward is called {name!r}, of type {kind}; it must be a string")
         taken = sorted(CORE_TAGS.intersection(self.parts))
         if taken:
             raise ValueError(f"a part of a reward cannot be called {taken[0]!r}: every group has a tag of that name")
