@@ -18,6 +18,7 @@ class Retirement:
         self._after = after
         self._prompts = prompts
         self._failures: dict[int | str, int] = {}
+        self._last = ""
         self.retired: dict[int | str, int] = {}
         """By prompt: how often it was passed over since, once per epoch."""
 
@@ -26,7 +27,7 @@ class Retirement:
         self._failures.pop(prompt, None)
 
     def failed(self, prompt: Prompt, reason: str, error: str) -> None:
-        """Count a failed group; GenerationError with its cause if no prompt is left."""
+        """Count a failed group."""
         times = self._failures[prompt.id] = self._failures.get(prompt.id, 0) + 1
         if self._after is None or times < self._after or prompt.id in self.retired:
             return
@@ -39,16 +40,20 @@ class Retirement:
             reason=reason,
             error=error,
         )
-        if len(self.retired) == self._prompts:
-            raise GenerationError(
-                f"no prompt is left: each of {self._prompts} has failed {self._after} times or more "
-                f"(task.retire_after); the last, prompt {prompt.id!r}, for {reason}:\n{error}"
-            )
+        self._last = f"prompt {prompt.id!r}, for {reason}:\n{error}"
 
     def passes_over(self, prompt: Prompt) -> bool:
-        """Say whether a prompt whose turn it is was retired, and count its turn."""
+        """Say whether a prompt whose turn it is was retired, and count its turn.
+
+        GenerationError with the cause if no prompt is left: epochs without end would be passed over.
+        """
         if prompt.id not in self.retired:
             return False
+        if len(self.retired) == self._prompts:
+            raise GenerationError(
+                f"no prompt is left: each of {self._prompts} has failed {self._after} times (task.retire_after); "
+                f"the last, {self._last}"
+            )
         self.retired[prompt.id] += 1
-        log.warning("a prompt that was left out is passed over", prompt=prompt.id, times=self.retired[prompt.id])
+        log.info("a prompt that was left out is passed over", prompt=prompt.id, times=self.retired[prompt.id])
         return True

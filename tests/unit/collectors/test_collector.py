@@ -1,12 +1,15 @@
 """The collector around a fake generator: seeds, scores, tags, refused puts, versions."""
 
+import asyncio
 import itertools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 import torch
 
@@ -401,3 +404,105 @@ def test_stopping_leaves_nothing_running_and_nothing_half_put() -> None:
         assert await desk.plane.keys("train") == []
 
     at_desk(work)
+
+
+def test_an_extra_of_another_kind_than_its_siblings_fails_its_sample() -> None:
+    """FOUND-I3: of another dtype or width; also in a group all of another kind than the groups before it."""
+
+    class Seeing(FakeTask):
+        extras = ("image",)
+
+    def reward(prompt: int, index: int) -> Reward:
+        odd = {0: torch.zeros(2, 3, dtype=torch.float64), 1: torch.zeros(2, 4)}
+        return Reward(1.0, extras={"image": odd.get(index + (4 if prompt == 0 else 0), torch.zeros(2 + index, 3))})
+
+    async def work(desk: Desk) -> list[Message]:
+        await desk.collector.grant([grant(0)])
+        await desk.hear(1)
+        await desk.collector.grant([grant(1)])
+        return list(await desk.hear(2))
+
+    first, second = at_desk(work, task=Seeing(reward=reward))
+    assert isinstance(first, PutNotice)
+    assert isinstance(second, PutNotice)
+    assert first.group.statuses == ("finished",) * 4
+    assert second.group.statuses == ("failed", "failed", "finished", "finished")
+    assert second.group.sample_tag("cause") == ("score_error", "score_error", None, None)
+    assert second.errors == (
+        "extra 'image' is float64 of shape (n, 3); its siblings' are float32 of shape (n, 3)",
+        "extra 'image' is float32 of shape (n, 4); its siblings' are float32 of shape (n, 3)",
+    )
+
+
+def test_a_log_probability_that_is_none_fails_its_sample_alone() -> None:
+    """FOUND-I6."""
+    group = at_desk(one_group, generator=odd_generator({1: (-0.5, None)}))  # type: ignore[dict-item]
+    assert group.statuses == ("finished", "failed", "finished", "finished")
+    assert group.sample_tag("cause") == (None, "bad_logprobs", None, None)
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(0), KeyboardInterrupt(), asyncio.CancelledError(), KeyError("a")], ids=repr
+)
+def test_whatever_a_generator_raises_is_the_failure_of_its_group(error: BaseException) -> None:
+    """FOUND-L6, FOUND-C14: a cancellation that leaks from an engine's client is not ours; the next group goes on."""
+
+    def fail(call: int) -> None:
+        if call == 0:
+            raise error
+
+    async def work(desk: Desk) -> list[Message]:
+        await desk.collector.grant([grant(0)])
+        await desk.hear(1)
+        await desk.collector.grant([grant(1)])
+        return list(await desk.hear(2))
+
+    failure, notice = at_desk(work, generator=FakeGenerator(fail=fail))
+    assert isinstance(failure, GroupFailure)
+    assert failure.reason == "generation_error"
+    assert failure.error.startswith("prompt 0: ")
+    assert type(error).__name__ in failure.error
+    assert isinstance(notice, PutNotice)
+
+
+@pytest.mark.parametrize("give", [lambda: sys.exit(1), lambda: [1, 2], lambda: np.float64(1.0)])
+def test_a_tagger_that_fails_or_gives_no_plain_value_fails_its_group_by_name(give: Callable[[], Any]) -> None:
+    """FOUND-C14: a filter's function runs in the collector; the put must not be what notices."""
+
+    async def work(desk: Desk) -> Message:
+        await desk.collector.grant([grant(0)])
+        return (await desk.hear(1))[0]
+
+    failure = at_desk(work, taggers={"style": lambda tokens: give()})
+    assert isinstance(failure, GroupFailure)
+    assert failure.reason == "tagger_error"
+    assert "'style'" in failure.error
+
+
+@dataclass
+class Queueing(FakeGenerator):
+    """Begins each group when those before it are done."""
+
+    turns: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(1))
+
+    async def generate(self, request: GroupRequest) -> Sequence[Completion]:
+        async with self.turns:
+            return await super().generate(request)
+
+
+@pytest.mark.parametrize("limit", [25.0, 1000.0])
+def test_a_group_that_waits_for_its_turn_has_another_limit_than_one_that_decodes(limit: float) -> None:
+    """FOUND-C13: four groups of 10 s each, one at a time, with 15 s to decode and `limit` to wait."""
+
+    async def work(desk: Desk) -> list[Message]:
+        await desk.collector.grant([grant(i) for i in range(4)])
+        return list(await desk.hear(4))
+
+    messages = at_desk(
+        work,
+        generator=Queueing(seconds=lambda _: 10.0),
+        group_timeout_s=15.0,
+        queue_timeout_s=limit,
+    )
+    failures = [(m.group, m.reason) for m in messages if isinstance(m, GroupFailure)]
+    assert failures == ([] if limit > 30 else [(3, "queue_timeout")])

@@ -11,7 +11,7 @@ import torch
 
 from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.engine.errors import GenerationError, VersionError
-from asyncrl.engine.testing.virtual_time import run_virtual
+from asyncrl.engine.testing.virtual_time import run_virtual, virtual_clock
 
 EOS = 1
 POISON = 31
@@ -324,3 +324,80 @@ def test_stats_count_tokens_and_places(running: Any, fixed_logits: Any, make_gat
             assert generator.stats() == {"running": 0, "waiting": 0, "tokens": 18, "version": 0}
 
     run_virtual(main)
+
+
+def test_a_prompt_that_fails_takes_none_of_its_batch_with_it(running: Any, fixed_logits: Any) -> None:
+    """FOUND-C9: a batch that failed decodes again, one request at a time."""
+    model = fixed_logits([-math.inf, 0.0])
+    ended: dict[int, Any] = {}
+
+    async def main() -> None:
+        async with running(model) as generator, anyio.create_task_group() as tasks:
+
+            async def one(i: int) -> None:
+                try:
+                    ended[i] = [c.token_ids for c in await generator.generate(request((POISON if i == 1 else 5,)))]
+                except GenerationError as error:
+                    ended[i] = str(error)
+
+            for i in range(4):
+                tasks.start_soon(one, i)
+
+    run_virtual(main)
+    assert [ended[i] for i in (0, 2, 3)] == [[(1,)]] * 3
+    assert "poisoned prompt" in ended[1]
+    assert model.batches == [1, 1, 1]
+
+
+def test_a_prompt_longer_than_the_models_positions_fails_before_it_decodes(running: Any, fixed_logits: Any) -> None:
+    """FOUND-C9: with both numbers; and a response ends where the positions do."""
+    model = fixed_logits([0.0, -math.inf])
+    model.config.max_position_embeddings = 6
+
+    async def main() -> None:
+        async with running(model) as generator:
+            for tokens in (6, 7):
+                with pytest.raises(GenerationError, match=f"{tokens} tokens and the model 6 positions"):
+                    await generator.generate(request((5,) * tokens))
+            with pytest.raises(GenerationError, match="no tokens"):
+                await generator.generate(request(()))
+            (completion,) = await generator.generate(request((5,) * 4, tokens=9))
+            assert (len(completion.token_ids), completion.finished) == (2, False)
+
+    run_virtual(main)
+    assert model.batches == [1, 1]
+
+
+def test_a_request_is_told_when_its_turn_comes_and_when_it_waits_again(
+    running: Any, fixed_logits: Any, make_gate: Any
+) -> None:
+    """FOUND-C13: decoding and waiting for it are two waits."""
+    turns: list[tuple[str, bool, float]] = []
+
+    def asked(name: str, token: int) -> GroupRequest:
+        return GroupRequest((token,), (0,), 4, 1.0, lambda on: turns.append((name, on, virtual_clock())))
+
+    async def main() -> None:
+        gate = make_gate()
+        async with (
+            running(fixed_logits([-math.inf, 0.0]), offload=gate) as generator,
+            anyio.create_task_group() as group,
+        ):
+            group.start_soon(generator.generate, asked("first", 5))
+            await anyio.sleep(1)
+            group.start_soon(generator.generate, asked("second", 5))
+            group.start_soon(generator.generate, asked("third", 6))
+            await anyio.sleep(1)
+            gate.open()
+
+    run_virtual(main)
+    assert turns == [("first", True, 0.0), ("second", True, 2.0), ("third", True, 2.0)]
+    turns.clear()
+
+    async def fails() -> None:
+        async with running(fixed_logits([-math.inf, 0.0])) as generator:
+            with pytest.raises(ExceptionGroup):
+                await all_of(generator, [asked("good", 5), asked("bad", POISON)])
+
+    run_virtual(fails)
+    assert [(name, on) for name, on, _ in turns if name == "bad"] == [("bad", True), ("bad", False), ("bad", True)]
