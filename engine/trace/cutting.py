@@ -87,7 +87,7 @@ class _Names:
 def anonymised(events: Sequence[AnyEvent]) -> Iterator[AnyEvent]:
     """Yield events without what tells of people, machines or data; what is decided from them stays the same.
 
-    Data sets, collectors and owners of claims get numbers for names; errors, paths, tasks and software
+    Data sets, prompts, collectors and owners of claims get numbers for names; errors, paths, tasks and software
     go, as does the text of tags that are no status; times begin at 0. Numbers stay, rewards too, and
     so do the names of filters.
     """
@@ -102,7 +102,7 @@ class _Hidden:
 
     def __init__(self, events: Iterable[AnyEvent]) -> None:
         self._datasets, self._collectors = _Names("dataset"), _Names("collector")
-        self._owners, self._texts = _Names("owner"), _Names("text")
+        self._owners, self._texts, self._prompts = _Names("owner"), _Names("text"), _Names("prompt")
         granted = [event for event in events if isinstance(event, Dispatched)]
         self._known = {event.dataset for event in granted}
         self._collecting = {event.collector for event in granted}
@@ -115,6 +115,7 @@ class _Hidden:
                 changes |= {"config": self._config(event.config), "software": {}, "process_wall": None}
             case Dispatched():
                 changes["dataset"] = self._datasets[event.dataset]
+                changes["prompt"] = _mapped(event.prompt, self._prompts)
                 changes["collector"] = self._collectors[event.collector]
             case Put():
                 tags = changes["tags"] = self._tags(event.tags)
@@ -137,6 +138,8 @@ class _Hidden:
         out = {name: value if name in _KEPT_TAGS else _mapped(value, self._texts) for name, value in tags.items()}
         if tag.DATASET in tags:
             out[tag.DATASET] = self._datasets[str(tags[tag.DATASET])]
+        if tag.PROMPT in tags:
+            out[tag.PROMPT] = _mapped(tags[tag.PROMPT], self._prompts)
         return out
 
     def _config(self, config: Mapping[str, Any]) -> dict[str, Any]:
