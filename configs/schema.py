@@ -129,7 +129,7 @@ class Collector(Section):
     """A group that takes longer to generate, from the moment it begins to decode, has failed (reason `timeout`)."""
     score_timeout_s: Seconds
     """A sample whose score takes longer has failed (cause `score_timeout`); its siblings go on."""
-    score_processes: Annotated[int, Field(ge=0)]
+    score_processes: Annotated[int, Field(ge=0, le=1024)]
     """Processes of each collector that run a task's `score` on Ray, and are killed when one hangs; 0: threads of the
     collector's own process, where a score that never returns can stop it. An async `score` always runs in the
     collector's event loop, and with `runtime: local` everything runs in one process."""

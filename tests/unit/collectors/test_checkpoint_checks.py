@@ -13,7 +13,7 @@ from asyncrl.collectors.tasks import load_task
 from asyncrl.configs import Override, RunConfig, load
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.lifecycle.checks import check_checkpoint
-from asyncrl.engine.lifecycle.parts import build_run_model, run_tokenizer, stop_ids, warm_up_examples
+from asyncrl.engine.lifecycle.parts import build_run_model, run_tokenizer, stop_ids, tokenized
 from asyncrl.engine.model import checkpoint as checkpoints
 from asyncrl.engine.model.settings import sampling_settings
 from asyncrl.engine.records import Prompt
@@ -140,7 +140,7 @@ def test_a_prompt_begins_as_the_tokenizer_has_it(
     path = save_checkpoint(tiny(), bos=True)
     tokenizer = run_tokenizer(run_config(path, rollout__add_bos=add_bos))
     assert tokenizer.encode("7>") == [*first, 11, 14]
-    assert warm_up_examples(load_task("echo", {}), tokenizer)[7] == ([*first, 11, 14, 11, 1], 2 + len(first))
+    assert tokenized(load_task("echo", {}).examples(), tokenizer)[7] == ([*first, 11, 14, 11, 1], 2 + len(first))
     assert tokenizer.encode("<s>7>") == [2, 11, 14]  # Not twice where a text spells it out.
 
 
