@@ -88,11 +88,15 @@ def _check_layers(config: RunConfig, architecture: Any, tokenizer: Tokenizer) ->
     if model is None:
         return
     check_cached(model, pad_id=0)
-    device, dtype = choose_device(config.trainer.device, 0), torch_dtype(config.model.dtype)
-    # Only a kernel has to be tried where it runs; all else is the same, and more exact, on the CPU.
-    if not (config.trainer.packed and has_varlen(device, dtype)):
-        device, dtype = torch.device("cpu"), torch.float32
-    model = model.to(device)
-    alike = Alike(model, temperature=config.rollout.temperature)
-    backend = torch_backend(config, model, pad_id=0, dtype=dtype)
-    alike.check(backend, packed=config.trainer.packed, align=config.trainer.align, dtype=dtype)
+    trainer = config.trainer
+    places = [(torch.device("cpu"), torch.float32)]
+    device, dtype = choose_device(trainer.device, 0), torch_dtype(config.model.dtype)
+    # A kernel has to be tried where it runs; all else is the same, and more exact, on the CPU.
+    if trainer.packed and has_varlen(device, dtype):
+        places.append((device, dtype))
+    for device, dtype in places:
+        model = model.to(device)
+        alike = Alike(model, temperature=config.rollout.temperature)
+        alike.check(
+            torch_backend(config, model, pad_id=0, dtype=dtype), packed=trainer.packed, align=trainer.align, dtype=dtype
+        )

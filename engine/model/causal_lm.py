@@ -62,4 +62,4 @@ def rounding_limit(dtype: torch.dtype) -> float:
 
     Rounding stays well below it; a token that sees another sample, or too much of its own, goes well beyond.
     """
-    return 1e-3 if dtype in (torch.float32, torch.float64) else 0.1
+    return 1e-3 if dtype in (torch.float32, torch.float64) else 0.2
