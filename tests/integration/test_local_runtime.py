@@ -244,6 +244,33 @@ def test_a_run_that_trains_nothing_is_no_success(train: Train, tmp_path: Path) -
     check_ledger(summary["ledger"])
 
 
+def test_a_run_whose_prompts_are_all_over_the_budget_says_so_and_ends(train: Train, tmp_path: Path) -> None:
+    """FOUND-L5: 46 of 48 samples masked, no limit of batches, and not a word; it went on for ever."""
+    (tmp_path / "long.py").write_text(
+        "from asyncrl.collectors.tasks import Task\n"
+        "from asyncrl.engine.records import Prompt\n"
+        "class Long(Task):\n"
+        "    def prompts(self):\n"
+        "        return [Prompt(id=i, text=f'{i}12345678>') for i in range(4)]\n"
+        "    def score(self, prompt, response):\n"
+        "        return float(len(response))\n",
+        encoding="utf-8",
+    )
+    small = ("rollout.groups_per_step=2", "rollout.group_size=4", "trainer.micro_batch_tokens=8", "filters=[]")
+    options = ("task.name=long:Long", "run.batches=null", "run.max_empty_batches=12", *small)
+    done = train(*(word for option in options for word in ("--set", option)))
+    assert done.returncode == 1
+    assert "12 batches in a row had nothing to train" in done.stderr
+    assert "raise trainer.micro_batch_tokens (now 8)" in done.stdout
+    log = (tmp_path / "out" / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [line["alarm"] for line in map(json.loads, log) if "alarm" in line] == ["over_budget", "empty_batches"]
+    alarms = summary_of(tmp_path)["alarms"]
+    assert [(alarm["name"], alarm["first_batch"], alarm["last_batch"]) for alarm in alarms] == [
+        ("over_budget", 10, 12),
+        ("empty_batches", 10, 12),
+    ]
+
+
 def test_bad_input_is_code_2_and_makes_no_folder(train: Train, tmp_path: Path) -> None:
     done = train("--set", "rollout.max_stalenes=3")
     assert done.returncode == 2

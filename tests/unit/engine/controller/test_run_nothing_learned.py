@@ -1,5 +1,6 @@
 """Runs that learn nothing: they end with the cause, and say so while they go on."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,8 @@ import structlog
 
 from asyncrl.engine.errors import NothingLearned
 from asyncrl.engine.events.types import BatchGivenUp, BatchJudged, StepEnded
-from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
+from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.testing.fakes import FakeGenerator, FakeRank, FakeTask
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
 from asyncrl.filters import BaseRolloutFilter, FilterContext, GroupView, Verdict, build_chain, drop
 from asyncrl.filters.base import AFTER_LOGPROBS
@@ -105,3 +107,22 @@ def test_alarm_metrics_are_in_every_step() -> None:
     assert len(names) == 7
     assert [step.metrics["alarms/untrained_sample_fraction"] for step in steps] == [0.0, *[0.5] * 7]
     assert all(step.metrics["alarms/age_0_ratio_error"] == step.metrics["alarms/raised"] == 0 for step in steps)
+
+
+class OffRank(FakeRank):
+    """Computes another distribution than the generators sampled from."""
+
+    async def train(self, work: RankWork) -> RankResult:
+        result = await FakeRank.train(self, work)
+        return replace(result, ratio_sum=0.963 * result.tokens, clipped=result.tokens // 2)
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_ranks_that_disagree_with_the_generators_at_age_0_are_told_of_from_the_first_step(staleness: int) -> None:
+    """FOUND-L1: ratio_mean 0.963 and clipped_fraction 0.69 in the first step of packed rows, and no warning."""
+    config = simulated_config(run__steps=12, rollout__max_staleness=staleness)
+    outcome = simulate(config, rank=OffRank, rank_seconds=lambda step: 3.0)
+    first, *later = (step.metrics["alarms/age_0_ratio_error"] for step in outcome.of(StepEnded))
+    assert first == pytest.approx(0.037)
+    assert staleness == 0 or 0.0 in later
+    assert [alarm.name for alarm in outcome.progress.alarms.raised] == ["ratio_at_age_0"]
