@@ -11,6 +11,7 @@ from asyncrl.engine.records.fate import (
     NAN_REWARD,
     NO_TOKENS,
     OVER_BUDGET,
+    QUEUE_TIMEOUT,
     STALE,
     split_fate,
 )
@@ -44,6 +45,8 @@ _REMEDIES = {
     "{rollout.min_live}",
     "lease_lost": "raise {data_plane.lease_s}",
     "timeout": "raise {collector.group_timeout_s}",
+    QUEUE_TIMEOUT: "raise {collector.queue_timeout_s}, or add collectors",
+    "score_timeout": "raise {collector.score_timeout_s}",
     "score_error": "the task's score raised; log.jsonl has the errors",
 }
 _OPTION = re.compile(r"\{([\w.]+)\}")
