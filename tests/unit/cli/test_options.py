@@ -221,7 +221,7 @@ def test_what_contradicts_mode_tokens_is_refused_in_a_simulation_too(command: Co
         assert "rollout.stale_mode 'tokens'" in result.stderr
 
 
-@pytest.mark.parametrize("text", ["seed: {{ seed }}", "run:\n  seed: " + "[" * 3000])
+@pytest.mark.parametrize("text", ["seed: {{ seed }}", "run:\n  seed: " + "[" * 400])
 def test_yaml_that_cannot_be_read_is_refused_with_its_place(command: Command, folder: Path, text: str) -> None:
     """FOUND-I7: a template that was not filled in, and one that is too deep, wherever YAML is read."""
     (folder / "mine.yaml").write_text(text, encoding="utf-8")

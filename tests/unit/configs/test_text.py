@@ -13,8 +13,8 @@ from asyncrl.configs.text import read_yaml
     [
         ("seed: {{ seed }}", "line 1, column 8: a map or list as a key"),
         ("a: 1\n? [1, 2]\n: 3", "line 2, column 3: a map or list as a key"),
-        ("[" * 3000, "line 1, column 101: more than 100 levels deep"),
-        ("a:\n  b: " + "{x: " * 3000, "line 2, column 395: more than 100 levels deep"),
+        ("[" * 400, "line 1, column 101: more than 100 levels deep"),
+        ("a:\n  b: " + "{x: " * 400, "line 2, column 395: more than 100 levels deep"),
         ("a: &x [*x]", "line 1, column 8: *x stands within itself"),
         ("a: b\n c: \x00", "line 2, column 5: the character #x00 is not allowed"),
         ("\ud800", "line 1, column 1: the character #xd800 is not allowed"),
