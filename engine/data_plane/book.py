@@ -67,7 +67,7 @@ class Book:
 
     def own(self, rows: Rows, partition: str) -> Rows:
         """Return the rows of a store without those that other writers put; every call is to be given these."""
-        size = self.spec(rows, partition)["group_size"]
+        size = self.spec(rows, partition).get("group_size", 0)
         check = self._checks.setdefault(partition, RowCheck(size, self._clock, self._lease_s))
         return OwnRows(rows, check)
 
