@@ -175,10 +175,21 @@ class Book:
     def standing(self, rows: Rows, partition: str, keys: Sequence[str]) -> dict[str, str]:
         """Return the rows of keys, and which put of each; MissingRows if a key is not there."""
         self.spec(rows, partition)
-        gone = [key for key in keys if not self._is_there(rows, partition, key)]
+        # Each row is looked up once, since a read asks for hundreds of keys.
+        there: dict[str, set[str]] = {}
+        standing: dict[str, str] = {}
+        gone = []
+        for key in keys:
+            row = key.rpartition("_")[0]
+            if row not in there:
+                tags = rows.get(row)
+                there[row] = set(tags["keys"]) - self._cleared_keys(rows, partition, row) if tags else set()
+                standing[row] = tags["put"] if tags else ""
+            if key not in there[row]:
+                gone.append(key)
         if gone:
             raise MissingRows(f"{len(gone)} of {len(keys)} keys are not in {partition!r}: {gone[:5]}")
-        return {row: rows[row]["put"] for row in dict.fromkeys(map(row_of, keys))}
+        return standing
 
     def locate(self, rows: Rows, partition: str, keys: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
         """Return the rows to fetch, and which put of each, so that every column of every key is there.
@@ -274,10 +285,6 @@ class Book:
             for key in tags["keys"]
             if key not in self._cleared_keys(rows, partition, name)
         ]
-
-    def _is_there(self, rows: Rows, partition: str, key: str) -> bool:
-        row = row_of(key) if is_sample_key(key) else ""
-        return row in rows and key in rows[row]["keys"] and key not in self._cleared_keys(rows, partition, row)
 
     def _cleared_keys(self, rows: Rows, partition: str, name: str) -> frozenset[str] | set[str]:
         """Return the cleared keys of the row that the store has now under `name`."""

@@ -47,18 +47,6 @@ class _Layout(msgspec.Struct, omit_defaults=True):
     at: _Count = 0
     bytes: _Count = 0
 
-    def fault(self, room: int) -> str | None:
-        """Say what is wrong with a column among `room` bytes of data; None if nothing is."""
-        if self.objects is not None:
-            return None
-        dtype = _DTYPES.get(self.dtype)
-        if dtype is None:
-            return f"has dtype {self.dtype!r}; known are {sorted(_DTYPES)}"
-        values = sum(map(math.prod, self.shapes))
-        if self.at % _ALIGN or self.at + self.bytes > room or values * dtype.itemsize != self.bytes:
-            return f"says {values} values of {self.dtype} in {self.bytes} bytes from {self.at} on, of {room}"
-        return None
-
 
 class _Header(msgspec.Struct):
     """What a packed row begins with; it names the row, so that a reader notices a recycled slot."""
@@ -226,7 +214,8 @@ def unpack_row(
     MissingRows if the buffer belongs to another row than `row`; DataPlaneError if its bytes are not what its
     header says.
     """
-    header, start = _header(buffer, row)
+    data = buffer.numpy()
+    header, start = _header(data, row)
     if header.row != row:
         raise MissingRows(f"row {row} is gone; its place holds {header.row}")
     out: dict[str, list[Any]] = {}
@@ -234,36 +223,44 @@ def unpack_row(
         layout = header.columns.get(name)
         if layout is None:
             continue
-        values = layout.objects if layout.objects is not None else _tensors(buffer, start, layout, copy=copy)
-        out[name] = values
+        try:
+            values = layout.objects if layout.objects is not None else _tensors(data, start, layout, copy=copy)
+        except ValueError as error:
+            raise DataPlaneError(f"{row}: column {name!r} has {error}") from error
         if len(values) != len(header.keys):
             raise DataPlaneError(f"{row}: column {name!r} has {len(values)} values for {len(header.keys)} keys")
+        out[name] = values
     return header.keys, out
 
 
-def _header(buffer: torch.Tensor, row: str) -> tuple[_Header, int]:
-    """Return the header of a packed row, and where its data starts; DataPlaneError unless all columns fit."""
-    size = buffer.numel()
-    (length,) = _LENGTH.unpack_from(buffer.numpy()) if size >= _LENGTH.size else (0,)
+def _header(data: np.ndarray[Any, Any], row: str) -> tuple[_Header, int]:
+    """Return the header of a packed row, and where its data starts."""
+    (length,) = _LENGTH.unpack_from(data) if data.size >= _LENGTH.size else (0,)
     end = _LENGTH.size + length
-    if not _LENGTH.size < end <= size:
-        raise DataPlaneError(f"{row}: its {size} bytes are not a packed row, with a header of {length} bytes")
-    start = end + -end % _ALIGN
+    if not _LENGTH.size < end <= data.size:
+        raise DataPlaneError(f"{row}: its {data.size} bytes are not a packed row, with a header of {length} bytes")
     try:
-        header = _HEADERS.decode(buffer[_LENGTH.size : end].numpy().data)
+        return _HEADERS.decode(data[_LENGTH.size : end].data), end + -end % _ALIGN
     except msgspec.MsgspecError as error:
         raise DataPlaneError(f"{row}: its header cannot be read: {error}") from error
-    for name, layout in header.columns.items():
-        fault = layout.fault(size - start)
-        if fault is not None:
-            raise DataPlaneError(f"{row}: column {name!r} {fault}")
-    return header, start
 
 
-def _tensors(buffer: torch.Tensor, start: int, layout: _Layout, *, copy: bool) -> list[torch.Tensor]:
-    first = start + layout.at
-    flat = buffer[first : first + layout.bytes]
-    # A copy a column: aligned, and it does not keep the row's whole frame alive.
-    flat = (flat.clone() if copy else flat).view(_DTYPES[layout.dtype])
-    parts = torch.split(flat, [math.prod(shape) for shape in layout.shapes])
+def _tensors(data: np.ndarray[Any, Any], start: int, layout: _Layout, *, copy: bool) -> list[torch.Tensor]:
+    """Return the tensors of a column; ValueError if its bytes are not there, or not as many as their shapes say."""
+    dtype = _DTYPES.get(layout.dtype)
+    if dtype is None:
+        raise ValueError(f"dtype {layout.dtype!r}; known are {sorted(_DTYPES)}")
+    sizes = [shape[0] if len(shape) == 1 else math.prod(shape) for shape in layout.shapes]
+    count, first = sum(sizes), start + layout.at
+    if layout.at % _ALIGN or first + layout.bytes > data.size or count * dtype.itemsize != layout.bytes:
+        raise ValueError(
+            f"{count} values of {layout.dtype} in {layout.bytes} bytes from {layout.at} on, of {data.size - start}"
+        )
+    if not count:
+        flat = torch.empty(0, dtype=dtype)
+    else:
+        flat = torch.frombuffer(data, dtype=dtype, count=count, offset=first)
+        # A copy a column: aligned, and it does not keep the row's whole frame alive.
+        flat = flat.clone() if copy else flat
+    parts = flat.split_with_sizes(sizes)
     return [part if len(shape) == 1 else part.reshape(shape) for part, shape in zip(parts, layout.shapes, strict=True)]

@@ -68,11 +68,11 @@ def assemble(
             raise DataPlaneError(f"the bytes of row {name} are of other keys: {strange[:5]}")
         for column, column_values in values.items():
             found[column].update(zip(row_keys, column_values, strict=True))
-    for column, by_key in found.items():
-        for key in keys:
-            if key not in by_key:
-                raise MissingRows(f"{key}: the bytes of its row hold no column {column!r} for it")
-    return {column: [found[column][key] for key in keys] for column in columns}
+    try:
+        return {column: [by_key[key] for key in keys] for column, by_key in found.items()}
+    except KeyError:
+        lack = next((key, column) for column, by_key in found.items() for key in keys if key not in by_key)
+        raise MissingRows(f"{lack[0]}: the bytes of its row hold no column {lack[1]!r} for it") from None
 
 
 def split_by_row(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -91,7 +91,8 @@ class SharedMemory:
     def map(self, name: str) -> torch.Tensor:
         """Map a payload, uint8 (bytes,), without a copy.
 
-        The mapping is private: what a reader writes into it stays with that reader. It outlives `remove`.
+        The mapping is private: what a reader writes into it stays with that reader. It outlives `remove`: the
+        kernel keeps the pages of a file without a name while anybody maps them, so a view never reads another's row.
         """
         try:
             file = self._file(name)

@@ -1,6 +1,7 @@
 """Payloads in shared memory: mapped without a copy, private to the reader, gone with their owner."""
 
 import errno
+import gc
 import os
 import time
 from multiprocessing import Pipe, get_context
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from asyncrl.engine.data_plane.codec import row_parts
+from asyncrl.engine.data_plane.rows import assemble
 from asyncrl.engine.data_plane.shared_memory import SharedMemory, shared_directory
 from asyncrl.engine.errors import DataPlaneError, MissingRows, StoreFull
 
@@ -38,6 +41,21 @@ def test_a_mapped_payload_outlives_its_removal_and_a_removed_one_is_missing(tmp_
     assert mapped.tolist() == [0, 1, 2, 3, 4, 9, 9, 9]
     with pytest.raises(MissingRows):
         memory.map("a")
+
+
+def test_what_was_read_stays_as_it_was_when_its_row_and_the_directory_are_gone(tmp_path: Path) -> None:
+    """FOUND-BENCH: reads hand out views of the mapping, of rows that others clear meanwhile."""
+    memory = SharedMemory.create(tmp_path)
+    columns = {"x": [torch.arange(5000), torch.ones(3, dtype=torch.int64)], "y": [torch.ones(2), torch.zeros(0)]}
+    memory.write("a", row_parts("v0_p0", ["v0_p0_g0", "v0_p0_g1"], columns))
+    values = assemble(["v0_p0_g1", "v0_p0_g0"], ["x", "y"], {"v0_p0": memory.map("a")}, copy=False)
+    memory.remove(["a"])
+    memory.write("a", row_parts("v0_p1", ["v0_p1_g0"], {"x": [torch.full((5000,), 7)]}))
+    memory.close()
+    gc.collect()
+    assert values["x"][1].untyped_storage().nbytes() >= 40_000, "a copy, where a view was expected"
+    for name, column in columns.items():
+        assert all(torch.equal(got, put) for got, put in zip(values[name][::-1], column, strict=True))
 
 
 def test_a_name_that_leads_out_of_the_directory_is_refused(tmp_path: Path) -> None:
