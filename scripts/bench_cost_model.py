@@ -8,12 +8,14 @@ where there is one): forward and backward of packed rows of samples of 512 to 16
 Llama of 1.3 billion random weights with grouped-query heads; it needs torch and transformers, and no network.
 
 Scale and overhead are fitted to a model's times: `correlation` is of predicted FLOPs with seconds over all of them,
-`max_relative_error` after the fit, and `max_relative_error_held_out` of rows that the fit did not see.
+`max_relative_error` after the fit, and `max_relative_error_held_out` of rows that the fit did not see. A time is the
+median of `--repeats` runs after one that is not counted.
 `share_of_peak` is what the largest row reaches.
 """
 
 import argparse
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -95,14 +97,14 @@ def step(model: Any, lengths: Sequence[int]) -> Callable[[], None]:
     return run
 
 
-def shortest_s(run: Callable[[], None], repeats: int) -> float:
-    """Return the shortest time of a few; the first is left out."""
+def median_s(run: Callable[[], None], repeats: int) -> float:
+    """Return the median time of a few; the first is left out."""
     times = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
-    return min(times[1:])
+    return statistics.median(times[1:])
 
 
 def relative_errors(model: CostModel, pairs: Pairs) -> list[float]:
@@ -139,7 +141,7 @@ def on_cpu(repeats: int) -> dict[str, Any]:
         model = build(shape, layers=2, vocabulary=1000, device="cpu", dtype=torch.float32)
         cost = CostModel.of(model.config)
         flops = cost.flops(np.array(LENGTHS)).tolist()
-        pairs = [(f, shortest_s(step(model, [n]), repeats)) for n, f in zip(LENGTHS, flops, strict=True)]
+        pairs = [(f, median_s(step(model, [n]), repeats)) for n, f in zip(LENGTHS, flops, strict=True)]
         measured[str(shape[0])] = (cost, pairs)
     return {"device": "cpu", **figures(measured)}
 
@@ -149,8 +151,8 @@ def on_gpu(repeats: int) -> dict[str, Any]:
     model = build(LARGE, layers=20, vocabulary=32_000, device="cuda", dtype=torch.bfloat16)
     use_varlen(model)
     cost = CostModel.of(model.config)
-    shortest_s(step(model, ROWS[0]), 3)
-    pairs = [(float(cost.flops(np.array(row)).sum()), shortest_s(step(model, row), repeats)) for row in ROWS]
+    median_s(step(model, ROWS[0]), 3)
+    pairs = [(float(cost.flops(np.array(row)).sum()), median_s(step(model, row), repeats)) for row in ROWS]
     for row, (flops, seconds) in zip(ROWS, pairs, strict=True):
         print(f"{len(row):>3} samples, {sum(row):>6} tokens: {flops / 1e12:8.2f} TFLOP {1000 * seconds:8.2f} ms")
     peak = peak_flops(name)
@@ -167,7 +169,7 @@ def on_gpu(repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3, help="of each row; the shortest counts")
+    parser.add_argument("--repeats", type=int, default=3, help="of each row; their median counts")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     torch.manual_seed(0)

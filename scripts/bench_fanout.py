@@ -1,20 +1,26 @@
 #!/usr/bin/env python
 """Plans of the trainer's ranks beside those of verl and AReaL: the last line is one JSON object.
 
-Log-normal lengths, the same for all. `plan_ms_*` is the best of a few runs of everything that `plan_batch` does, the
-sorting of keys and the making of the plan included, in processor time (nothing here has a second thread);
-`plan_ms_*_median` is beside it. `fill` is tokens over the room of all micro-batches; `fill_allowed_*` is what the
+Log-normal lengths, the same for all. `plan_ms_*` is of everything that `plan_batch` does, the sorting of keys and the
+making of the plan included; `peer_*_ms_*` of what a peer does to come to indices, and `peer_ours_ms_*` of ours in
+turns with them. Every one is the median processor time of `--runs` runs after one that is not counted (nothing here
+has a second thread). `fill` is tokens over the room of all micro-batches; `fill_allowed_*` is what the
 lower bound on micro-batches, rounded up to a multiple of the ranks, would reach. `imbalance*` is the heaviest rank's
 cost over the mean: tokens, and with `_flops` a linear and a quadratic term. With `_groups`, samples of a group are
 kept together, as in a run: `reads_a_group_*` is by how many ranks a group is read, `_apart` without. `*_seeds` are of
-so many other lengths. A case counts as lost (`peer_*_better`) if the peer's gains in fill and balance add up to more
-than a thousandth, and `_strict` if to anything. Ratios of the data plane are those of `bench_plane.py`.
+so many other lengths. A random case counts as lost (`peer_*_better`) if the peer's relative gains in fill and balance
+add up to more than a thousandth, `_strict` if to anything, and `peer_*_better_by` is the most in any case; all of it
+twice, with `_groups` against plans that keep groups together as a run does, which peers do not. Ratios of the data
+plane are those of `bench_plane.py`.
 
-The peers are installed by pip, without dependencies, into a folder that is thrown away, or taken from `--peers`; one
-that cannot be had is null, and a line on stderr says why. All of it takes five to ten minutes.
+The peers are installed by pip, without dependencies but numba, into a folder that is thrown away, or taken from
+`--peers`; one that cannot be had is null, and a line on stderr says why. AReaL's planner imports numba: `areal_numba`
+says whether it was there, else it is stood in for (what is timed here is not compiled by it either way). All of it
+takes ten to twenty minutes.
 """
 
 import argparse
+import importlib
 import importlib.util
 import json
 import random
@@ -24,7 +30,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,10 +43,13 @@ from asyncrl.trainers.cost_model import CostModel
 from asyncrl.trainers.fan_out import plan_batch
 
 PEERS = ("verl==0.9.1", "areal==1.0.4")
-HOW = f"pip install --no-deps --target FOLDER {' '.join(PEERS)}, and then --peers FOLDER"
+NUMBA = ("numba", "llvmlite")
+HOW = f"pip install --no-deps --target FOLDER {' '.join((*PEERS, *NUMBA))}, and then --peers FOLDER"
 CAPACITY = 16_384
 ODDS = 1e-3
 """A peer's plan counts as better if its gains in fill and balance add up to more than this (`_strict`: to anything)."""
+ROUNDING = 1e-9
+"""Gains up to this are of floating point."""
 SEVEN_B = {
     "hidden_size": 3584,
     "intermediate_size": 18944,
@@ -72,14 +82,20 @@ def as_batch(lengths: Sequence[int], seed: int) -> dict[str, int]:
     return dict(items)
 
 
-def timed(plan: Callable[[], Any], runs: int) -> tuple[float, float, Any]:
-    """Return the best and the median processor time in ms, and what came out."""
-    times, out = [], None
-    for _ in range(runs):
-        start = time.process_time()
-        out = plan()
-        times.append(1000 * (time.process_time() - start))
-    return round(min(times), 3), round(statistics.median(times), 3), out
+def timed_in_turns(plans: Mapping[str, Callable[[], Any]], runs: int) -> dict[str, tuple[float, Any]]:
+    """Return, by name, the median processor time in ms of `runs` runs after one not counted, and what came out."""
+    times: dict[str, list[float]] = {name: [] for name in plans}
+    out: dict[str, Any] = {}
+    for _ in range(runs + 1):
+        for name, plan in plans.items():
+            start = time.process_time()
+            out[name] = plan()
+            times[name].append(1000 * (time.process_time() - start))
+    return {name: (round(statistics.median(times[name][1:]), 3), out[name]) for name in plans}
+
+
+def timed(plan: Callable[[], Any], runs: int) -> tuple[float, Any]:
+    return timed_in_turns({"": plan}, runs)[""]
 
 
 def quality(ranks: Sequence[Sequence[Sequence[int]]], capacity: int) -> Quality:
@@ -111,15 +127,14 @@ def ours(lengths: Sequence[int], ranks: int, *, name: str, runs: int, seed: int)
     batch = as_batch(lengths, seed)
     groups = {key: key.rpartition("_")[0] for key in batch}
     options = {"ranks": ranks, "budget_tokens": CAPACITY}
-    best, median, plan = timed(lambda: plan_batch(batch, **options), runs)
+    median, plan = timed(lambda: plan_batch(batch, **options), runs)
     found = quality(sizes_of(plan, batch), CAPACITY)
     least = multiple(-(-sum(lengths) // CAPACITY), ranks)
     model = CostModel.of(SEVEN_B)
-    flops_ms, _, by_flops = timed(lambda: plan_batch(batch, **options, cost=model.flops), runs)
-    near_ms, near_median, near = timed(lambda: plan_batch(batch, **options, groups=groups), runs)
+    flops_ms, by_flops = timed(lambda: plan_batch(batch, **options, cost=model.flops), runs)
+    near_ms, near = timed(lambda: plan_batch(batch, **options, groups=groups), runs)
     return {
-        f"plan_ms_{name}": best,
-        f"plan_ms_{name}_median": median,
+        f"plan_ms_{name}": median,
         f"bins_{name}": found.bins,
         f"lower_bound_{name}": least,
         f"fill_{name}": round(found.fill, 6),
@@ -129,7 +144,6 @@ def ours(lengths: Sequence[int], ranks: int, *, name: str, runs: int, seed: int)
         f"plan_ms_{name}_flops": flops_ms,
         f"imbalance_{name}_flops": imbalance(by_flops, lambda n: float(model.flops(np.array([n]))[0]), batch),
         f"plan_ms_{name}_groups": near_ms,
-        f"plan_ms_{name}_groups_median": near_median,
         f"bins_{name}_groups": sum(map(len, near.ranks)),
         f"imbalance_{name}_groups": round(quality(sizes_of(near, batch), CAPACITY).imbalance, 7),
         f"reads_a_group_{name}": reads_a_group(near, groups),
@@ -147,7 +161,7 @@ def over_seeds(count: int, ranks: int, *, name: str, seeds: range, runs: int) ->
             batch = as_batch(lengths, seed)
             groups = {key: key.rpartition("_")[0] for key in batch} if grouped else None
             options = {"ranks": ranks, "budget_tokens": CAPACITY, "groups": groups}
-            _, median, plan = timed(lambda b=batch, o=options: plan_batch(b, **o), runs)
+            median, plan = timed(lambda b=batch, o=options: plan_batch(b, **o), runs)
             times.append(median)
             found = quality(sizes_of(plan, batch), CAPACITY)
             missed += found.bins > multiple(-(-sum(lengths) // CAPACITY), ranks)
@@ -163,7 +177,7 @@ def plane_ratios() -> dict[str, Any]:
     script = Path(__file__).parent / "bench_plane.py"
     done = subprocess.run([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, timeout=900, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
-    names = ("put_ratio", "get_ratio", "put_share_of_copy", "get_share_of_copy")
+    names = ("put_ratio", "get_ratio", "get_ratio_unread", "put_share_of_copy", "get_share_of_copy")
     return {name: found[name] for name in names}
 
 
@@ -195,7 +209,7 @@ def stand_in(name: str, **contents: object) -> ModuleType:
 
 def install(folder: Path) -> None:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--retries", "1", "--target"]
-    for requirement in PEERS:
+    for requirement in (*PEERS, *NUMBA):
         try:
             subprocess.run([*command, str(folder), requirement], capture_output=True, timeout=240, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -234,18 +248,28 @@ def load_verl(folder: Path) -> Callable[[Sequence[int], int, int], Bins]:
     return plan
 
 
+def find_numba(folder: Path) -> ModuleType | None:
+    """Import numba, AReaL's compiler, from this environment or beside the peers; None if it is in neither."""
+    sys.path.append(str(folder))
+    try:
+        return importlib.import_module("numba")
+    except ImportError as error:
+        print(f"without numba: {error}. To have it: {HOW}", file=sys.stderr)
+        return None
+    finally:
+        sys.path.remove(str(folder))
+
+
 def load_areal(folder: Path) -> Callable[[Sequence[int], int, int], Bins]:
     """AReaL: its first fit into a multiple of the ranks, then its greedy partition of those over the ranks."""
     import logging
 
-    def njit(function: Callable[..., object]) -> Callable[..., object]:
-        return function
-
+    numba = find_numba(folder) or stand_in("numba", njit=lambda function: function)
     areal_utils = stand_in("areal.utils", logging=logging)
     module = read_module(
         folder / "areal/utils/seqpack.py",
         "peer_areal",
-        {"areal": stand_in("areal"), "areal.utils": areal_utils, "numba": stand_in("numba", njit=njit)},
+        {"areal": stand_in("areal"), "areal.utils": areal_utils, "numba": numba},
     )
 
     def plan(lengths: Sequence[int], ranks: int, capacity: int) -> Bins:
@@ -277,17 +301,29 @@ def sizes_by(indices: Bins, lengths: Sequence[int]) -> list[list[list[int]]]:
 
 
 def peer_figures(
-    name: str, peer: Callable[[Sequence[int], int, int], Bins] | None, runs: Sequence[tuple[str, list[int], int]]
+    peers: Mapping[str, Callable[[Sequence[int], int, int], Bins] | None],
+    shared: Sequence[tuple[str, list[int], int]],
+    *,
+    runs: int,
 ) -> dict[str, float | None]:
+    """Plan the same lengths with every peer and with ours, in turns."""
     out: dict[str, float | None] = {}
-    for label, lengths, ranks in runs:
-        keys = [f"peer_{name}_{what}_{label}" for what in ("ms", "bins", "fill", "imbalance")]
-        if peer is None:
-            out |= dict.fromkeys(keys)
-            continue
-        ms, _, indices = timed(lambda p=peer, n=lengths, r=ranks: p(n, r, CAPACITY), 1)
-        found = quality(sizes_by(indices, lengths), CAPACITY)
-        out |= dict(zip(keys, (ms, found.bins, round(found.fill, 6), round(found.imbalance, 7)), strict=True))
+    for label, lengths, ranks in shared:
+        batch = as_batch(lengths, 0)
+        plans: dict[str, Callable[[], Any]] = {
+            name: partial(peer, lengths, ranks, CAPACITY) for name, peer in peers.items() if peer is not None
+        }
+        plans["ours"] = partial(plan_batch, batch, ranks=ranks, budget_tokens=CAPACITY)
+        timings = timed_in_turns(plans, runs)
+        out[f"peer_ours_ms_{label}"] = timings.pop("ours")[0]
+        for name in peers:
+            keys = [f"peer_{name}_{what}_{label}" for what in ("ms", "bins", "fill", "imbalance")]
+            if name not in timings:
+                out |= dict.fromkeys(keys)
+                continue
+            ms, indices = timings[name]
+            found = quality(sizes_by(indices, lengths), CAPACITY)
+            out |= dict(zip(keys, (ms, found.bins, round(found.fill, 6), round(found.imbalance, 7)), strict=True))
     return out
 
 
@@ -306,39 +342,62 @@ def better_by(peer: Quality, own: Quality) -> float:
     return peer.fill / own.fill - 1 + own.imbalance / peer.imbalance - 1
 
 
+@dataclass(slots=True)
+class Score:
+    """Cases that one peer planned, and those in which its plan was better than one of ours."""
+
+    planned: int = 0
+    better: int = 0
+    better_strict: int = 0
+    worst: dict[str, float] = field(default_factory=lambda: {"by": 0.0})
+
+    def add(self, peer: Quality, own: Quality, **case: int) -> None:
+        by = better_by(peer, own)
+        self.planned += 1
+        self.better += by > ODDS
+        self.better_strict += by > ROUNDING
+        if by > max(ROUNDING, self.worst["by"]):
+            plans = {"fill": own.fill, "imbalance": own.imbalance}
+            plans |= {"peer_fill": peer.fill, "peer_imbalance": peer.imbalance}
+            self.worst = {"by": round(by, 6), **case, **plans}
+
+
 def duel(
     peers: Mapping[str, Callable[[Sequence[int], int, int], Bins] | None], cases: int, *, seed: int
 ) -> dict[str, Any]:
-    """Count random cases in which a peer's plan is better in fill or balance and not worse in the other by more."""
+    """Plan random cases, without and with groups kept together, and count those in which a peer's plan is better."""
     random_ = random.Random(seed)
-    lost: dict[str, int | None] = {name: None if peer is None else 0 for name, peer in peers.items()}
-    lost_at_all = dict(lost)
-    planned = dict.fromkeys(peers, 0)
-    worst = {"by": 0.0}
+    present = {name: peer for name, peer in peers.items() if peer is not None}
+    scores = {mode: {name: Score() for name in present} for mode in ("", "_groups")}
     for _ in range(cases):
         lengths, ranks, capacity = random_case(random_)
         batch = as_batch(lengths, 0)
-        own = quality(sizes_of(plan_batch(batch, ranks=ranks, budget_tokens=capacity), batch), capacity)
-        for name, peer in peers.items():
-            if peer is None:
-                continue
+        groups = {key: key.rpartition("_")[0] for key in batch}
+        own = {
+            mode: quality(
+                sizes_of(plan_batch(batch, ranks=ranks, budget_tokens=capacity, groups=near), batch), capacity
+            )
+            for mode, near in (("", None), ("_groups", groups))
+        }
+        for name, peer in present.items():
             try:
                 found = quality(sizes_by(peer(lengths, ranks, capacity), lengths), capacity)
             except (ValueError, AssertionError, RuntimeError):
                 continue
-            planned[name] += 1
-            by = better_by(found, own)
-            lost[name] = (lost[name] or 0) + (by > ODDS)
-            lost_at_all[name] = (lost_at_all[name] or 0) + (by > 1e-9)
-            if by > worst["by"]:
-                worst = {"by": round(by, 6), "samples": len(lengths), "ranks": ranks, "capacity": capacity}
-                worst |= {"fill": own.fill, "imbalance": own.imbalance}
-                worst |= {"peer_fill": found.fill, "peer_imbalance": found.imbalance}
-    out: dict[str, Any] = {"cases": cases, "violations": sum(n or 0 for n in lost.values()), "worst_violation": worst}
-    out["violations_strict"] = sum(n or 0 for n in lost_at_all.values())
-    out |= {f"peer_{name}_better": count for name, count in lost.items()}
-    out |= {f"peer_{name}_better_strict": count for name, count in lost_at_all.items()}
-    return out | {f"peer_{name}_planned": planned[name] if peers[name] else None for name in peers}
+            for mode, mine in own.items():
+                scores[mode][name].add(found, mine, samples=len(lengths), ranks=ranks, capacity=capacity)
+    out: dict[str, Any] = {"cases": cases, "seed": seed}
+    for mode, by_peer in scores.items():
+        out[f"violations{mode}"] = sum(score.better for score in by_peer.values())
+        out[f"violations_strict{mode}"] = sum(score.better_strict for score in by_peer.values())
+        out[f"worst_violation{mode}"] = max((s.worst for s in by_peer.values()), key=lambda w: w["by"], default=None)
+        for name in peers:
+            score = by_peer.get(name)
+            out[f"peer_{name}_better{mode}"] = score and score.better
+            out[f"peer_{name}_better_strict{mode}"] = score and score.better_strict
+            out[f"peer_{name}_better_by{mode}"] = score and score.worst["by"]
+            out[f"peer_{name}_planned"] = score and score.planned
+    return out
 
 
 def main() -> None:
@@ -346,7 +405,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=10_000, help="random cases against the peers")
     parser.add_argument("--seed", type=int, default=0, help="of the lengths and of the random cases")
     parser.add_argument("--seeds", type=int, default=30, help="other lengths that 512 and 16,384 samples have")
-    parser.add_argument("--runs", type=int, default=9, help="of each plan of ours; the best one counts")
+    parser.add_argument("--runs", type=int, default=5, help="of each plan, ours or a peer's; the median counts")
     parser.add_argument("--peers", type=Path, help="folder with the peers, instead of installing them")
     parser.add_argument("--no-peers", action="store_true", help="neither install nor compare")
     parser.add_argument("--no-plane", action="store_true", help="do without bench_plane.py, which needs Ray")
@@ -355,7 +414,7 @@ def main() -> None:
     runs = [("64", 64, 8), ("512", 512, 16), ("16384", 16_384, 16), ("262144", 262_144, 512)]
     for name, count, ranks in runs:
         lengths = log_normal(count, options.seed)
-        repeats = options.runs if count < 100_000 else 2
+        repeats = options.runs if count < 100_000 else 3
         figures |= ours(lengths, ranks, name=name, runs=repeats, seed=options.seed)
     figures |= {short: figures[f"{short}_16384"] for short in ("bins", "lower_bound", "fill", "imbalance")}
     seeds = range(options.seed, options.seed + options.seeds)
@@ -366,8 +425,8 @@ def main() -> None:
             install(Path(folder))
         peers = dict.fromkeys(LOADERS) if options.no_peers else load_peers(options.peers or Path(folder))
         shared = [(name, log_normal(count, options.seed), ranks) for name, count, ranks in runs[1:3]]
-        for name, peer in peers.items():
-            figures |= peer_figures(name, peer, shared)
+        figures |= peer_figures(peers, shared, runs=options.runs)
+        figures["areal_numba"] = None if peers["areal"] is None else "numba" in sys.modules
         figures |= duel(peers, options.cases, seed=options.seed)
     figures |= {} if options.no_plane else plane_ratios()
     print(json.dumps(figures))
