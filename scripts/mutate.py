@@ -12,6 +12,7 @@ not imported asyncrl.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -70,8 +71,9 @@ class Running:
             os.chdir(self.tree)
             sys.path.insert(0, str(self.tree / "src"))
             os.environ["PYTHONPATH"] = str(self.tree / "src")
-            import asyncrl
             import pytest
+
+            import asyncrl
 
             if Path(asyncrl.__file__).parents[2] != self.tree:
                 raise RuntimeError(f"asyncrl comes from {asyncrl.__file__}, not from the copy in {self.tree}")
@@ -89,10 +91,8 @@ class Running:
         late = time.monotonic() - self.began > self.deadline_s
         if not pid and not late:
             return None
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         if not pid:
             os.waitpid(self.pid, 0)
             return _HUNG

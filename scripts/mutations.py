@@ -1,6 +1,6 @@
 """The catalogue of planted faults, and how one is planted: by function and pattern, since files move.
 
-A record of `tests/mutations/*.toml` names a function (`package.module:Class.method`, below `asyncrl`), a
+A record of `tests/mutations/*.toml` names a function (`engine.gate:passes`, by its path from the root), a
 pattern, which is text that stands in that function exactly once, what replaces it, and the tests that
 must notice. Whatever does not apply is an error, never passed over. Nothing here imports asyncrl.
 """
@@ -77,7 +77,7 @@ def catalogue(folder: Path = CATALOGUE) -> list[Mutation]:
             name = f"{file.stem}/{record.get('name')}"
             odd = (_FIELDS - {"equivalent"}) ^ (record.keys() - {"equivalent"})
             if odd:
-                raise BadMutation(f"{name}: {sorted(odd)} are missing or unknown; a record has {sorted(_FIELDS)}")
+                raise BadMutation(f"{name}: {sorted(odd)} missing or unknown; a record has {sorted(_FIELDS)}")
             if not record["tests"] and not record.get("equivalent"):
                 raise BadMutation(f"{name}: it names no tests")
             if any(other.name == name for other in mutations):

@@ -1,0 +1,76 @@
+"""What the stages make of ranks that measure or train something else than planned."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from asyncrl.engine.errors import AsyncRLError
+from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.selection import Selection, select
+from asyncrl.engine.stages import Stages
+from asyncrl.engine.testing.fakes import fake_group
+from asyncrl.engine.testing.simulation import simulated_config
+from asyncrl.engine.testing.virtual_time import run_virtual
+from asyncrl.filters import Chain, FilterContext
+
+
+@dataclass
+class OddRank:
+    """Measures what it was given, without the keys `lacking` and with those of `more`; trains `extra` tokens more."""
+
+    lacking: frozenset[str] = frozenset()
+    more: Mapping[str, tuple[float, float]] = frozenset()  # type: ignore[assignment]
+    extra: int = 0
+
+    async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:
+        keys = [key for batch in work.micro_batches for key in batch.keys]
+        return {key: (0.0, 0.0) for key in [*keys, *self.more] if key not in self.lacking}
+
+    async def train(self, work: RankWork) -> RankResult:
+        keys = [key for batch in work.micro_batches if not batch.filler for key in batch.keys]
+        return RankResult(0.0, 0.0, 0, 0.0, 2 * len(keys) + self.extra, 0.0)
+
+
+def staged(ranks: list[OddRank], body: Callable[[Stages, Selection], Awaitable[Any]]) -> Any:
+    """Run `body` on the stages over two ranks, and four samples of two response tokens."""
+    group = fake_group(0, [0.0, 1.0, 0.0, 1.0])
+    config = simulated_config(trainer__ranks=2)
+    selection = select(Chain([]).judge([group], FilterContext(0, 0, 0)), config, trainer_version=0)
+
+    async def main() -> Any:
+        return await body(Stages(config, ranks=ranks, cost=None), selection)  # type: ignore[arg-type]
+
+    return run_virtual(main)
+
+
+async def measure(stages: Stages, selection: Selection) -> dict[str, tuple[float, float]]:
+    return await stages.logprobs(selection, step=1, write=False)
+
+
+async def train(stages: Stages, selection: Selection) -> list[RankResult]:
+    return await stages.train(stages.plan(selection), selection, step=1)
+
+
+def test_every_sample_is_measured_once_in_the_order_of_the_selection() -> None:
+    assert list(staged([OddRank(), OddRank()], measure)) == [f"v0_p0_g{i}" for i in range(4)]
+
+
+def test_a_sample_that_two_ranks_measured_is_an_error_with_its_name() -> None:
+    twice = {f"v0_p0_g{i}": (0.0, 0.0) for i in range(4)}
+    with pytest.raises(AsyncRLError, match="two ranks measured v0_p0_g"):
+        staged([OddRank(more=twice), OddRank(more=twice)], measure)
+
+
+def test_a_sample_that_no_rank_measured_is_an_error_with_its_name() -> None:
+    lacking = frozenset(["v0_p0_g2"])
+    with pytest.raises(AsyncRLError, match="the ranks measured 3 of 4 samples; v0_p0_g2 is odd"):
+        staged([OddRank(lacking), OddRank(lacking)], measure)
+
+
+@pytest.mark.parametrize("extra", [-1, 1])
+def test_more_or_fewer_tokens_trained_than_planned_are_an_error(extra: int) -> None:
+    assert sum(result.tokens for result in staged([OddRank(), OddRank()], train)) == 8
+    with pytest.raises(AsyncRLError, match=rf"trained on {8 + extra} tokens; the plan holds 8"):
+        staged([OddRank(extra=extra), OddRank()], train)
