@@ -1,12 +1,13 @@
 """What of a batch is trained: over budget, advantages by group, all from tags."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from asyncrl.engine.errors import AsyncRLError
-from asyncrl.engine.records.fate import OVER_BUDGET
+from asyncrl.engine.records.fate import OVER_BUDGET, STALE
 from asyncrl.engine.selection import Selection, select
 from asyncrl.engine.testing.fakes import fake_group
 from asyncrl.engine.testing.simulation import simulated_config
@@ -61,3 +62,24 @@ def test_advantages_go_by_group_whatever_the_order_of_groups() -> None:
     one, two = judged(0, [0, 0, 0, 1], [2] * 4), judged(1, [5, 9, 9, 9], [2] * 4)
     assert selected([one, two]).advantages == selected([two, one]).advantages
     assert selected([one, two]).advantages["v0_p1_g0"] == pytest.approx(-(3**0.5))
+
+
+def test_a_masked_sample_whose_reward_is_kept_counts_in_its_siblings_baseline() -> None:
+    kept = replace(judged(0, [0.0, 0.0, 3.0], [2, 2, 2]), masked={2: "overlong"}, trained=(0, 1))
+    chosen = selected([kept], trainer__advantage_scale="none")
+    assert chosen.advantages == pytest.approx({"v0_p0_g0": -1.0, "v0_p0_g1": -1.0})
+    assert chosen.masks == {0: {2: "overlong"}}
+
+
+def test_in_mode_tokens_the_last_token_within_the_bound_is_trained_and_a_sample_without_one_is_masked() -> None:
+    """At version 3 and bound 1: tokens of versions 0 and 1 are withheld, also beside a sample masked before."""
+    spans = ["0:0,2:1", "0:0,1:1", "1:0,3:1", "2:0"]
+    meta = fake_group(0, [0.0, 1.0, 0.0, 1.0], end_version=3, spans=spans)
+    (judgement,) = Chain([]).judge([meta], FilterContext(trainer_version=3, step=3, seed=0))
+    judgement = replace(judgement, masked={3: "overlong"}, trained=(0, 1, 2))
+    config = simulated_config(rollout__stale_mode="tokens", rollout__max_staleness=1)
+    chosen = select([judgement], config, trainer_version=3)
+    assert chosen.masks == {0: {1: STALE, 3: "overlong"}}
+    assert chosen.response_tokens == {"v0_p0_g0": 1, "v0_p0_g2": 1}
+    assert chosen.withheld == {"v0_p0_g0": 1, "v0_p0_g2": 1}
+    assert chosen.ages == {"v0_p0_g0": 1, "v0_p0_g2": 0}
