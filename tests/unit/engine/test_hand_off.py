@@ -1,10 +1,11 @@
 """The hand-off: age and claim of every kept group again, just before training."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
-from asyncrl.engine.data_plane.base import Partition
+from asyncrl.engine.data_plane.base import Claim, Partition
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.log import EventLog
@@ -17,6 +18,18 @@ from asyncrl.engine.testing.plane_contract import contract_columns, contract_gro
 from asyncrl.engine.testing.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.versions import Versions
 from asyncrl.filters import build_chain
+
+
+class Busy(LocalPlane):
+    """Lets something happen `meanwhile`, before its next claim."""
+
+    meanwhile: Callable[[], Awaitable[None]] | None = None
+
+    async def claim(self, partition: str, consumer: str, **how: Any) -> Claim:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
+        return await super().claim(partition, consumer, **how)
 
 
 class Desk:
@@ -38,7 +51,7 @@ class Desk:
             )
             for number, version in enumerate(versions)
         ]
-        self.plane = LocalPlane(clock=virtual_clock)
+        self.plane = Busy(clock=virtual_clock)
         self.ledger = Ledger()
         log = EventLog(clock=virtual_clock, wall=virtual_clock, folds=[self.ledger])
         self.groups = Groups(
@@ -130,3 +143,24 @@ def test_a_replacement_at_hand_off_is_judged_at_the_version_it_is_trained_at(und
         assert [judgement.group.group for judgement in batch.kept] == [1, 2]
 
     run(body, versions=[1, 2, 2], filters=[{"name": "dynamic_sampling"}])
+
+
+def test_what_is_lost_while_a_replacement_is_claimed_falls_out_as_well() -> None:
+    """The hand-off looks again after each refill."""
+
+    async def body(desk: Desk) -> None:
+        batch = await desk.front_end.next_batch()
+        second = desk.metas[1]
+        desk.versions.trainer = 4
+
+        async def lose_the_second() -> None:
+            await desk.plane.give_back(desk.groups.holding([second]))
+            other = await desk.plane.claim("train", "trainer", columns=COLUMNS, max_groups=1, owner="b", claim_id="b/0")
+            assert [group.row for group in other.groups] == [second.row]
+
+        desk.plane.meanwhile = lose_the_second
+        await desk.front_end.hand_off(batch)
+        assert [judgement.group.group for judgement in batch.kept] == [2, 3]
+        assert batch.drops == {"stale": 1, "lease_lost": 1}
+
+    run(body, versions=[1, 3, 3, 3], filters=[{"name": "dynamic_sampling"}])

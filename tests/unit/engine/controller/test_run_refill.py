@@ -7,7 +7,7 @@ import structlog
 
 from asyncrl.collectors.tasks import Reward
 from asyncrl.engine.errors import RefillExhausted, TagError
-from asyncrl.engine.events.types import BatchJudged, Judged, Planned, Released, StepStarted
+from asyncrl.engine.events.types import BatchJudged, Judged, Planned, Released, Settled, StepStarted
 from asyncrl.engine.testing.fakes import FakeTask
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
 from asyncrl.filters import BaseRolloutFilter, FilterContext, GroupView, Verdict, build_chain, drop, keep, mask
@@ -255,3 +255,34 @@ def test_a_batch_that_is_trained_gives_the_next_one_all_attempts_again() -> None
     assert outcome.ending.code == 0
     assert outcome.progress.steps == 2
     assert clean(outcome)
+
+
+@pytest.mark.parametrize("refill", [True, False])
+def test_a_group_dropped_after_log_probabilities_has_its_fate_before_the_step_and_its_place_back_with_refill(
+    refill: bool,
+) -> None:
+    config = simulated_config(filters=chain(max_attempts=4)[-1:] if refill else [], run__steps=3)
+
+    class DropsOdd(BaseRolloutFilter):
+        stage = AFTER_LOGPROBS
+
+        def judge(self, group: GroupView, context: FilterContext) -> Verdict:
+            return drop("odd") if group.group % 2 else keep()
+
+    outcome = simulate(
+        config, filters=[DropsOdd(), *build_chain(config.filters, min_live=2).filters], rank_seconds=lambda _: 50.0
+    )
+    assert outcome.ending.code == 0
+    assert clean(outcome)
+    began = {event.batch: outcome.events.index(event) for event in outcome.of(Planned)}
+    released = {group: outcome.events.index(event) for event in outcome.of(Released) for group in event.groups}
+    settled = {event.group: event for event in outcome.of(Settled)}
+    gone = [
+        event for event in outcome.of(Judged) if event.group % 2 and event.batch in began and event.group in released
+    ]
+    assert len(gone) >= 2
+    for judged in gone:
+        fates = settled[judged.group]
+        assert {fate.rpartition("/")[2] for fate in fates.fates} == {"odd"}
+        assert outcome.events.index(fates) < began[judged.batch]
+    assert {released[event.group] < began[event.batch] for event in gone} == {refill}
