@@ -1,6 +1,6 @@
 """Plant small faults, one at a time, in a copy of the tree, and say which of them no unit test notices.
 
-    scripts/mutate [--list] [--only NAME ...] [--jobs 2] [--deadline-s 120] [--no-baseline]
+    scripts/mutate [--list] [--only NAME ...] [--jobs 2] [--deadline-s 60] [--no-baseline]
 
 The faults stand in `tests/mutations/*.toml` (see mutations.py); the tree itself is never touched. First
 the tests that they name must pass without a fault; then each fault is planted in a copy of its own and its
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="show the faults; each is planted, and no test is run")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="those whose names contain this")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="faults at a time")
-    parser.add_argument("--deadline-s", type=float, default=120.0, help="seconds per fault; a hang counts as noticed")
+    parser.add_argument("--deadline-s", type=float, default=60.0, help="seconds per fault; a hang counts as noticed")
     parser.add_argument("--no-baseline", action="store_true", help="do not run the tests without a fault first")
     options = parser.parse_args(arguments)
     try:

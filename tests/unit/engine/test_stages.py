@@ -1,13 +1,13 @@
 """What the stages make of ranks that measure or train something else than planned."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from asyncrl.engine.errors import AsyncRLError
-from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.records.work import RankResult, RankWork, Update
 from asyncrl.engine.selection import Selection, select
 from asyncrl.engine.stages import Stages
 from asyncrl.engine.testing.fakes import fake_group
@@ -15,28 +15,36 @@ from asyncrl.engine.testing.simulation import simulated_config
 from asyncrl.engine.testing.virtual_time import run_virtual
 from asyncrl.filters import Chain, FilterContext
 
+TOKENS = {f"v0_p0_g{i}": 2 * i + 1 for i in range(4)}
+
 
 @dataclass
 class OddRank:
-    """Measures what it was given, without the keys `lacking` and with those of `more`; trains `extra` tokens more."""
+    """Measures what it was given, without the keys `lacking` and with those of `more`; trains `extra` tokens more.
+
+    `works` are those that it trained.
+    """
 
     lacking: frozenset[str] = frozenset()
-    more: Mapping[str, tuple[float, float]] = frozenset()  # type: ignore[assignment]
+    more: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     extra: int = 0
+    works: list[RankWork] = field(default_factory=list)
 
     async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:
         keys = [key for batch in work.micro_batches for key in batch.keys]
         return {key: (0.0, 0.0) for key in [*keys, *self.more] if key not in self.lacking}
 
     async def train(self, work: RankWork) -> RankResult:
+        self.works.append(work)
         keys = [key for batch in work.micro_batches if not batch.filler for key in batch.keys]
-        return RankResult(0.0, 0.0, 0, 0.0, 2 * len(keys) + self.extra, 0.0)
+        return RankResult(0.0, 0.0, 0, 0.0, sum(TOKENS[key] for key in keys) + self.extra, 0.0)
 
 
-def staged(ranks: list[OddRank], body: Callable[[Stages, Selection], Awaitable[Any]]) -> Any:
-    """Run `body` on the stages over two ranks, and four samples of two response tokens."""
-    group = fake_group(0, [0.0, 1.0, 0.0, 1.0])
-    config = simulated_config(trainer__ranks=2)
+def staged(ranks: list[OddRank], body: Callable[[Stages, Selection], Awaitable[Any]], **options: Any) -> Any:
+    """Run `body` on the stages over two ranks, and samples of 1, 3, 5 and 7 response tokens."""
+    tokens = list(TOKENS.values())
+    group = fake_group(0, [0.0, 1.0, 0.0, 1.0], response_tokens=tokens, trainable_tokens=tokens)
+    config = simulated_config(trainer__ranks=2, trainer__advantage_scale="none", **options)
     selection = select(Chain([]).judge([group], FilterContext(0, 0, 0)), config, trainer_version=0)
 
     async def main() -> Any:
@@ -71,6 +79,25 @@ def test_a_sample_that_no_rank_measured_is_an_error_with_its_name() -> None:
 
 @pytest.mark.parametrize("extra", [-1, 1])
 def test_more_or_fewer_tokens_trained_than_planned_are_an_error(extra: int) -> None:
-    assert sum(result.tokens for result in staged([OddRank(), OddRank()], train)) == 8
-    with pytest.raises(AsyncRLError, match=rf"trained on {8 + extra} tokens; the plan holds 8"):
+    assert sum(result.tokens for result in staged([OddRank(), OddRank()], train)) == 16
+    with pytest.raises(AsyncRLError, match=rf"trained on {16 + extra} tokens; the plan holds 16"):
         staged([OddRank(extra=extra), OddRank()], train)
+
+
+def test_advantages_carry_the_scale_of_their_own_update_and_their_sign() -> None:
+    """sequence_mean: a token counts tokens of the update / (its samples · tokens of the sample)."""
+    ranks = [OddRank(), OddRank()]
+    options = {"trainer__loss_normalisation": "sequence_mean", "trainer__updates_per_batch": 2}
+    staged(ranks, train, **options)
+    seen: dict[str, float] = {}
+    for number in range(2):
+        parts = [rank.works[0].micro_batches[number] for rank in ranks]
+        keys = [key for batch in parts if not batch.filler for key in batch.keys]
+        total = sum(TOKENS[key] for key in keys)
+        assert [rank.works[0].updates[number] for rank in ranks] == [Update(1, total)] * 2
+        for rank, batch in zip(ranks, parts, strict=True):
+            for key in batch.keys:
+                sign = 1 if int(key[-1]) % 2 else -1
+                assert rank.works[0].advantages[key] == pytest.approx(sign * 0.5 * total / (len(keys) * TOKENS[key]))
+                seen[key] = rank.works[0].advantages[key]
+    assert seen.keys() == TOKENS.keys()
