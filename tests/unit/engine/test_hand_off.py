@@ -1,4 +1,4 @@
-"""The hand-off: age and claim of every kept group again, just before training."""
+"""The front end by itself: age and claim of every kept group again at hand-off, and the tail of the data."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -164,3 +164,14 @@ def test_what_is_lost_while_a_replacement_is_claimed_falls_out_as_well() -> None
         assert batch.drops == {"stale": 1, "lease_lost": 1}
 
     run(body, versions=[1, 3, 3, 3], filters=[{"name": "dynamic_sampling"}])
+
+
+def test_the_tail_of_the_data_is_judged_without_a_wait() -> None:
+    """No second group can come, so the front end does not wait for its slow poll."""
+
+    async def body(desk: Desk) -> None:
+        batch = await desk.front_end.next_batch()
+        assert [judgement.group.group for judgement in batch.kept] == [0]
+        assert virtual_clock() < 1.0
+
+    run(body, versions=[3])

@@ -115,8 +115,9 @@ def test_ranks_are_evened_out_by_cost_and_not_by_tokens() -> None:
 def test_costs_may_be_given_by_key() -> None:
     lengths = {f"v0_p0_g{i}": 5 for i in range(6)}
     costs = {"v0_p0_g0": 9.0, "v0_p0_g1": 4.0, "v0_p0_g2": 2.0, "v0_p0_g3": 1.0, "v0_p0_g4": 1.0, "v0_p0_g5": 1.0}
-    plan = plan_batch(lengths, ranks=2, budget_tokens=30, cost=costs)
-    assert [sum(costs[key] for batch in rank for key in batch.keys) for rank in plan.ranks] == [9, 9]
+    for arrived in (lengths, dict(reversed(lengths.items()))):
+        plan = plan_batch(arrived, ranks=2, budget_tokens=30, cost=costs)
+        assert [sum(costs[key] for batch in rank for key in batch.keys) for rank in plan.ranks] == [9, 9]
 
 
 @pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1.0])

@@ -3,6 +3,7 @@
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from asyncrl.engine.records import MicroBatch, Plan
 from asyncrl.trainers.advantages import group_advantages
 from asyncrl.trainers.fan_out import over_budget, plan_batch
+from asyncrl.trainers.swaps import Floats, Ints
 
 BUDGET = 48
 some_lengths = st.lists(st.integers(1, BUDGET), min_size=1, max_size=40)
@@ -271,3 +273,14 @@ def test_keeping_groups_together_does_not_depend_on_arrival(forward_only: bool) 
         plans.append(plan_batch(dict(items), ranks=3, budget_tokens=BUDGET, groups=groups, forward_only=forward_only))
         rng.shuffle(items)
     assert plans[0] == plans[1] == plans[2]
+
+
+def test_the_cost_is_of_padded_tokens() -> None:
+    asked: list[list[int]] = []
+
+    def cost(tokens: Ints) -> Floats:
+        asked.append(tokens.tolist())
+        return tokens.astype(np.float64)
+
+    plan_batch({"v0_p0_g0": 3, "v0_p0_g1": 8, "v0_p0_g2": 9}, ranks=1, budget_tokens=32, align=8, cost=cost)
+    assert asked == [[8, 8, 16]]
