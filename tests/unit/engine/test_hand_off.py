@@ -1,4 +1,4 @@
-"""The front end by itself: age and claim of every kept group again at hand-off, and the tail of the data."""
+"""The front end by itself: age and claim of every kept group again at hand-off, the tail of the data, the gate."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -35,7 +35,7 @@ class Busy(LocalPlane):
 class Desk:
     """A front end at trainer version 3 and bound 2, over groups of the versions given."""
 
-    def __init__(self, versions: Sequence[int], filters: Sequence[dict[str, object]]) -> None:
+    def __init__(self, versions: Sequence[int], filters: Sequence[dict[str, object]], **options: Any) -> None:
         self.metas = [
             contract_group(
                 number,
@@ -55,7 +55,7 @@ class Desk:
         self.ledger = Ledger()
         log = EventLog(clock=virtual_clock, wall=virtual_clock, folds=[self.ledger])
         self.groups = Groups(
-            plane=self.plane, partition="train", consumer="trainer", log=log, run_ahead=RunAhead(len(self.metas))
+            plane=self.plane, partition="train", consumer="trainer", log=log, run_ahead=RunAhead(len(self.metas) + 1)
         )
         self.versions = Versions(["collector"])
         self.versions.trainer = 3
@@ -75,6 +75,7 @@ class Desk:
             starve_timeout_s=100.0,
             lease_s=600.0,
             more_may_come=lambda: False,
+            **options,
         )
 
     async def put(self) -> None:
@@ -86,10 +87,14 @@ class Desk:
 
 
 def run(
-    body: Callable[[Desk], Awaitable[None]], *, versions: Sequence[int], filters: Sequence[dict[str, object]] = ()
+    body: Callable[[Desk], Awaitable[None]],
+    *,
+    versions: Sequence[int],
+    filters: Sequence[dict[str, object]] = (),
+    **options: Any,
 ) -> None:
     async def main() -> None:
-        desk = Desk(versions, filters)
+        desk = Desk(versions, filters, **options)
         await desk.put()
         await body(desk)
 
@@ -175,3 +180,27 @@ def test_the_tail_of_the_data_is_judged_without_a_wait() -> None:
         assert virtual_clock() < 1.0
 
     run(body, versions=[3])
+
+
+def test_a_group_that_is_too_old_when_it_is_claimed_counts_in_the_statistics() -> None:
+    async def body(desk: Desk) -> None:
+        batch = await desk.front_end.next_batch()
+        assert [judgement.group.group for judgement in batch.kept] == [1]
+        assert {prompt: tally.samples for prompt, tally in desk.front_end.statistics.prompts.items()} == {0: 2, 1: 2}
+
+    run(body, versions=[0, 3])
+
+
+def test_a_batch_waits_once_at_the_gate_however_often_it_claims() -> None:
+    """An old group stays in flight; the first claim waits for it until the deadline, the refill does not."""
+
+    async def body(desk: Desk) -> None:
+        desk.groups.dispatch(Grant(3, Prompt(3, "1"), 2, 0), "collector", served=1)
+        batch = await desk.front_end.next_batch()
+        assert batch.judged == [0, 1, 2]
+        assert [judgement.group.group for judgement in batch.kept] == [1, 2]
+        assert desk.front_end.gate_waits == 1
+        assert 10.0 <= virtual_clock() < 15.0
+
+    filters: list[dict[str, object]] = [{"name": "staleness", "max_age": 0}, {"name": "dynamic_sampling"}]
+    run(body, versions=[2, 3, 3], filters=filters, stale_mode="gate", gate_timeout_s=10.0)

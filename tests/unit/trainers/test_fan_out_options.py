@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from asyncrl.engine.records import MicroBatch, Plan
 from asyncrl.trainers.advantages import group_advantages
 from asyncrl.trainers.fan_out import over_budget, plan_batch
-from asyncrl.trainers.swaps import Floats, Ints
+from asyncrl.trainers.planning.samples import Floats, Ints
 
 BUDGET = 48
 some_lengths = st.lists(st.integers(1, BUDGET), min_size=1, max_size=40)
