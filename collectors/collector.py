@@ -85,6 +85,8 @@ class Collector:
         self._limits = limits
         self._taggers = dict(taggers or {})
         self._version = 0
+        self._loaded: int | None = None
+        self._loading = anyio.Lock(fast_acquire=True)
         self._outbox = Outbox()
         self._send, self._grants = anyio.create_memory_object_stream[tuple[Sequence[Grant], int]](float("inf"))
         self._in_flight: dict[int, int] = {}
@@ -123,18 +125,23 @@ class Collector:
     async def update_weights(self, version: int, handle: Any) -> None:
         """Load a version whole, then serve it: groups granted from now on carry it.
 
-        VersionError for a version older than the one served; on any error the old one stays.
+        A call for the version that is being loaded waits for that load, and one for the version served returns at
+        once: a caller that gave up did not end its call. VersionError for a version older than the one served;
+        on any error the old one stays.
         """
-        if version < self._version:
-            raise VersionError(f"{self.name} serves version {self._version} and was given {version}")
-        await self._generator.update_weights(version, await self._transport.receive(handle))
-        self.set_weight_version(version)
+        async with self._loading:
+            if version == self._loaded:
+                return
+            if version < self._version:
+                raise VersionError(f"{self.name} serves version {self._version} and was given {version}")
+            await self._generator.update_weights(version, await self._transport.receive(handle))
+            self.set_weight_version(version)
 
     def set_weight_version(self, version: int) -> None:
         """Serve `version`; VersionError if it is older than the one served."""
         if version < self._version:
             raise VersionError(f"{self.name} serves version {self._version}; it cannot go back to {version}")
-        self._version = version
+        self._version = self._loaded = version
         self._outbox.post(Served(version))
 
     async def cancel(self, groups: Sequence[int]) -> None:

@@ -215,7 +215,7 @@ class Trainer(Section):
     least_step_s: Annotated[float, Field(ge=0, le=1e9)]
     """A step that is done sooner sleeps until then: to study the loop with slow steps and idle cores; 0: never."""
     publish_timeout_s: Seconds
-    """A publish that is not acknowledged by then has failed."""
+    """A try to publish that is not acknowledged by then has failed; the next one joins a load under way."""
     publish_tries: Count
     """Tries to publish one version before the run ends."""
     threads: Few
@@ -255,7 +255,7 @@ class DataPlane(Section):
     deadline_s: Seconds
     """Longest wait for one answer of the data plane."""
     lease_s: Seconds
-    """A claim that is neither settled nor renewed for so long is given back, whoever holds it."""
+    """A claim that is neither settled nor renewed for so long may be taken by another owner."""
     poll_s: Seconds
     """The slow poll behind the put notices; its hits are counted."""
 

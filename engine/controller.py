@@ -27,6 +27,7 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from asyncrl.configs import RunConfig
+from asyncrl.engine.balance import Balance
 from asyncrl.engine.dispatcher import Dispatcher
 from asyncrl.engine.ending import (
     DATA_EXHAUSTED,
@@ -98,6 +99,8 @@ class Controller:
             run_ahead=RunAhead(config.run_ahead_groups),
         )
         self.retirement = Retirement(config.task.retire_after, prompts=len(world.prompts))
+        balance = Balance((collector.name for collector in world.collectors), exact=config.rollout.max_staleness == 0)
+        events.add(balance)
         self.dispatcher = Dispatcher(
             config,
             world.collectors,
@@ -105,6 +108,7 @@ class Controller:
             groups=self.groups,
             versions=self.versions,
             passes_over=self.retirement.passes_over,
+            balance=balance,
             ended=lambda: self._ending is not None,
         )
         self.groups.on_stale = self.dispatcher.lost_to_age
@@ -152,7 +156,6 @@ class Controller:
         self._failed_in_a_row: dict[str, list[int | str]] = {}
         self._deaths = Deaths(events)
         self._ending: Ending | None = None
-        self._collecting = anyio.CancelScope()
 
     async def run(self) -> Ending:
         """Run to an ending; never raises but for cancellation from outside. Nothing of the run stays behind."""
@@ -181,7 +184,7 @@ class Controller:
     def interrupt(self, ending: Ending | None = None) -> None:
         """Finish the step that runs, settle, and end: as `ending` says, or with code 130."""
         self._ending = self._ending or ending or Ending(130, INTERRUPTED)
-        self._collecting.cancel()
+        self.front_end.close()
 
     async def keys_left(self, partition: str) -> int | None:
         """Count keys in the data plane; None when it no longer answers."""
@@ -290,23 +293,24 @@ class Controller:
     async def _collect(self, out: MemoryObjectSendStream[Batch]) -> None:
         run = self._config.run
         async with out:
-            with self._collecting:
-                while run.batches is None or self.front_end.batches < run.batches:
-                    batch = await self.front_end.next_batch()
-                    if not batch.judged:
-                        self._end(DATA_EXHAUSTED)
-                        return
-                    if batch.kept:
-                        self.dispatcher.batch_waits(True)
-                        await out.send(batch)
-                        self.versions.hand_over()
-                        self.dispatcher.batch_waits(False)
-                    else:
-                        self._no_step(batch)
-                    if self._reward_reached():
-                        self._end(REWARD_REACHED)
-                        return
-                self._end(LIMIT_BATCHES)
+            while run.batches is None or self.front_end.batches < run.batches:
+                batch = await self.front_end.next_batch()
+                if self.front_end.closed:
+                    return
+                if not batch.judged:
+                    self._end(DATA_EXHAUSTED)
+                    return
+                if batch.kept:
+                    self.dispatcher.batch_waits(True)
+                    await out.send(batch)
+                    self.versions.hand_over()
+                    self.dispatcher.batch_waits(False)
+                else:
+                    self._no_step(batch)
+                if self._reward_reached():
+                    self._end(REWARD_REACHED)
+                    return
+            self._end(LIMIT_BATCHES)
 
     async def _train(
         self,
@@ -317,6 +321,8 @@ class Controller:
         waited_from = self._clock()
         self.trainer_waits_for = "batch"
         async for batch in batches:
+            if self.front_end.closed:
+                return
             self._events.append(BatchTaken(batch=batch.index))
             self.trainer_waits_for = "publish"
             await self.versions.changed.wait_for(

@@ -3,15 +3,17 @@
 Invariant: a group is dispatched, and takes capacity, before a collector hears of it.
 """
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 
+import anyio
 import structlog
+from anyio.abc import TaskGroup
 
 from asyncrl.configs import RunConfig
+from asyncrl.engine.balance import Balance
 from asyncrl.engine.groups import Groups
 from asyncrl.engine.lifecycle.base import CollectorHandle
 from asyncrl.engine.prompt_source import prompt_source
@@ -36,6 +38,7 @@ class Dispatcher:
         groups: Groups,
         versions: Versions,
         passes_over: Callable[[Prompt], bool],
+        balance: Balance,
         ended: Callable[[], bool],
     ) -> None:
         self._config = config
@@ -44,6 +47,7 @@ class Dispatcher:
         self._groups = groups
         self._versions = versions
         self._passes_over = passes_over
+        self._balance = balance
         self._ended = ended
         self._source_done = False
         self._requeue: deque[Grant] = deque()
@@ -51,11 +55,14 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Dispatch prompts while there is capacity; many groups in one call to a collector."""
+        # Beside one another: a collector that is slow to take its groups keeps no other waiting.
+        async with anyio.create_task_group() as granting:
+            await self._dispatch(granting)
+
+    async def _dispatch(self, granting: TaskGroup) -> None:
         run = self._config.run
         source = prompt_source(self._prompts, seed=run.seed, epochs=self._config.task.epochs)
         numbers = count()
-        # (groups granted so far, name): the next grant goes to the collector with the fewest.
-        load = sorted((0, name) for name in self._collectors)
         while True:
             # Its deadline is the front end's: without capacity coming back no batch is complete.
             await self._groups.changed.wait_at_most(self._may_grant, self._config.supervision.starve_timeout_s)
@@ -71,13 +78,12 @@ class Dispatcher:
                     continue
                 tries = 0 if lost is None else lost.tries + 1
                 grant = Grant(next(numbers), prompt, self._config.rollout.group_size, run.seed, tries)
-                granted_before, name = load[0]
-                heapq.heapreplace(load, (granted_before + 1, name))
+                name = self._balance.choose()
                 retry_of = None if lost is None else lost.group
                 self._groups.dispatch(grant, name, served=self._versions.served[name], retry_of=retry_of)
                 grants.setdefault(name, []).append(grant)
             for name, granted in grants.items():
-                await self._collectors[name].grant(granted)
+                granting.start_soon(self._collectors[name].grant, granted)
 
     async def cancel_stale(self) -> None:
         """Cancel what no batch to come could train any more, at each new version."""

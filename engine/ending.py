@@ -1,6 +1,8 @@
 """How a run ended: exit code and reason."""
 
+import traceback
 from dataclasses import dataclass
+from pathlib import PurePath
 
 LIMIT_STEPS = "step limit reached"
 LIMIT_BATCHES = "batch limit reached"
@@ -27,5 +29,13 @@ def first_cause(error: BaseException) -> BaseException:
 
 def failure(cause: BaseException) -> Ending:
     """Return the ending of a run that failed; the reason is the first line of its first cause."""
-    first = f"{type(cause).__name__}: {cause}".splitlines()[0]
+    first = f"{type(cause).__name__}: {str(cause).strip() or _place(cause)}".splitlines()[0]
     return Ending(1, "; ".join([first, *getattr(cause, "__notes__", ())]), cause)
+
+
+def _place(error: BaseException) -> str:
+    """Say where an error without a message was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return "no message"
+    return f"no message; raised in {frames[-1].name} ({PurePath(frames[-1].filename).name}, line {frames[-1].lineno})"

@@ -102,16 +102,18 @@ class FrontEnd:
         self.gate_waits = 0
         self._handed_on: list[Batch] = []
         self._claims = 0
+        self._refilling = False
+        self.closed = False
         self.poll_hits = 0
 
     async def next_batch(self) -> Batch:
-        """Assemble a batch; it is short, or empty, only when no more groups can come.
+        """Assemble a batch; it is short, or empty, only when no more groups can come, or after `close`.
 
         Raises RefillExhausted by configuration, Overdue when no group arrives in time.
         """
         batch = Batch(self.batches)
         await self._fill(batch)
-        if not batch.judged:
+        if not batch.judged or self.closed:
             return batch
         self.batches += 1
         refill = self._chain.refill
@@ -134,9 +136,15 @@ class FrontEnd:
         """Renew what is claimed, well before it expires: time ends the claims of a lost owner only."""
         while True:
             await anyio.sleep(self._lease_s / 3)
-            claimed = list(self._groups.claimed.values())
-            if claimed:
-                await self._plane.renew(self._groups.holding(claimed))
+            await self._groups.renew()
+
+    def close(self) -> None:
+        """Claim no more: a batch in the making is given up, one that is being handed over goes as it is.
+
+        Nothing is cancelled: a claim that is given up is made all the same, and its groups would be nobody's.
+        """
+        self.closed = True
+        self._groups.changed.notify()
 
     async def hand_off(self, batch: Batch) -> None:
         """Check age and claim of every kept group again, just before training.
@@ -161,7 +169,11 @@ class FrontEnd:
                 await self._settle_dropped([(group, reason) for group in gone], held=reason == STALE)
             if self._chain.refill is None:
                 return
-            await self._fill(batch)
+            self._refilling = True
+            try:
+                await self._fill(batch)
+            finally:
+                self._refilling = False
 
     def _attempts(self, batch: Batch) -> int:
         return -(-len(batch.judged) // self._groups_per_step)
@@ -214,7 +226,7 @@ class FrontEnd:
         return self._versions.trainer if batch.handed_over else self._versions.next_batch
 
     def _passes_gate(self, batch: Batch, wanted: int) -> bool:
-        return passes(
+        return self.closed or passes(
             arrived=(group.version for group in self._groups.buffered.values()),
             in_flight=(self._groups.stamps[group] for group in self._groups.in_flight),
             wanted=wanted,
@@ -238,7 +250,7 @@ class FrontEnd:
             )
 
     async def _fill(self, batch: Batch) -> None:
-        while wanted := self._wanted(batch):
+        while not self.closed and (wanted := self._wanted(batch)):
             groups = await self._claim(batch, wanted)
             if not groups:
                 return
@@ -254,30 +266,23 @@ class FrontEnd:
             with anyio.fail_after(self._starve_timeout_s) as starving:
                 while True:
                     told = await self._groups.changed.wait_at_most(
-                        partial(self._worth_claiming, wanted, seen), self._poll_s
+                        partial(self._worth_claiming, batch, wanted, seen), self._poll_s
                     )
+                    if self._comes_second(batch):
+                        continue
                     seen = self._groups.arrivals
                     # The gate has a deadline of its own.
                     left_s, starving.deadline = starving.deadline - anyio.current_time(), math.inf
                     await self._gate(batch, wanted)
                     starving.deadline = anyio.current_time() + left_s
-                    # Numbered before the call: a hand-off that refills claims beside the next batch.
-                    claim_id = f"{self._owner}/{self._claims}"
-                    self._claims += 1
-                    claim = await self._plane.claim(
-                        self._partition,
-                        self._consumer,
-                        columns=COLUMNS,
-                        max_groups=wanted,
-                        owner=self._owner,
-                        claim_id=claim_id,
-                    )
-                    if claim.groups:
-                        unknown = any(group.group in self._groups.in_flight for group in claim.groups)
-                        self.poll_hits += unknown and not told
-                        self._groups.claim(claim)
-                        return claim.groups
-                    if not self._more_may_come():
+                    if self.closed:
+                        return ()
+                    # Read before the claim: the last groups may arrive while its answer is on its way.
+                    last = not self._more_may_come()
+                    groups = await self._claim_once(wanted, told=told)
+                    if groups:
+                        return groups
+                    if last and not self._more_may_come():
                         return ()
         except TimeoutError as error:
             if isinstance(error, Overdue):
@@ -289,7 +294,32 @@ class FrontEnd:
                 f"{versions.trainer}, published {versions.published}"
             ) from None
 
-    def _worth_claiming(self, wanted: int, seen: int) -> bool:
+    async def _claim_once(self, wanted: int, *, told: bool) -> Sequence[GroupMeta]:
+        """Claim what is there, and return what of it is new."""
+        # Numbered before the call: a hand-off that refills claims beside the next batch.
+        claim_id = f"{self._owner}/{self._claims}"
+        self._claims += 1
+        claim = await self._plane.claim(
+            self._partition,
+            self._consumer,
+            columns=COLUMNS,
+            max_groups=wanted,
+            owner=self._owner,
+            claim_id=claim_id,
+        )
+        unknown = any(group.group in self._groups.in_flight for group in claim.groups)
+        self.poll_hits += unknown and not told
+        new = self._groups.claim(claim)
+        await self._groups.clear_unknown(claim)
+        return new
+
+    def _comes_second(self, batch: Batch) -> bool:
+        """Say whether another batch, for which the trainer waits, is to have the next groups."""
+        return self._refilling and not batch.handed_over
+
+    def _worth_claiming(self, batch: Batch, wanted: int, seen: int) -> bool:
+        if self.closed or self._comes_second(batch):
+            return self.closed
         enough = len(self._groups.buffered) >= wanted and self._groups.arrivals != seen
         return enough or not self._more_may_come()
 
@@ -329,6 +359,4 @@ class FrontEnd:
     async def _settle_dropped(self, dropped: Sequence[tuple[GroupMeta, str]], *, held: bool = True) -> None:
         """Settle groups; with refill their capacity comes back now, without it with their batch."""
         settlements = [Settlement(group, drop_fates(group, reason)) for group, reason in dropped]
-        await self._groups.settle(settlements, held=held)
-        if self._chain.refill is not None:
-            self._groups.release([group.group for group, _ in dropped])
+        await self._groups.settle(settlements, held=held, release=self._chain.refill is not None)

@@ -4,10 +4,14 @@ Invariants: a group is in flight, buffered, claimed or settled, and moves that w
 its samples gets one fate, logged before its key is cleared; its capacity comes back once.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import anyio
+import structlog
+
 from asyncrl.engine.data_plane.base import Claim, DataPlane, Holding
+from asyncrl.engine.errors import ClaimLost
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import (
     Claimed,
@@ -26,6 +30,8 @@ from asyncrl.engine.records import group as tag
 from asyncrl.engine.records.fate import CANCELLED, RUN_ENDED, STALE, TRAINED, dropped, failed, masked
 from asyncrl.engine.records.spans import tokens_by_version
 from asyncrl.engine.run_ahead import RunAhead
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,24 +142,46 @@ class Groups:
         self.release([group])
         self.changed.notify()
 
-    def claim(self, claim: Claim) -> None:
-        """Note a claim; a group whose put notice is still on its way has arrived by that."""
+    def claim(self, claim: Claim) -> list[GroupMeta]:
+        """Note a claim; a group whose put notice is still on its way has arrived by that. Return what is new.
+
+        A group that is claimed here already, whose lease had ended, is held on under the claim's number.
+        """
+        new = []
         for group in claim.groups:
             self.arrive(group)
-            self.claimed[group.group] = self.buffered.pop(group.group)
-            self._fences[group.row] = claim.fence
-        if claim.groups:
-            self._log.append(Claimed(claim=claim.id, fence=claim.fence, groups=[group.group for group in claim.groups]))
+            if group.group in self.buffered:
+                self.claimed[group.group] = self.buffered.pop(group.group)
+                new.append(group)
+            if group.group in self.claimed:
+                self._fences[group.row] = claim.fence
+        if new:
+            self._log.append(Claimed(claim=claim.id, fence=claim.fence, groups=[group.group for group in new]))
             self.changed.notify()
+        return new
+
+    async def clear_unknown(self, claim: Claim) -> None:
+        """Clear groups of a claim that have no place here: another owner had them, and their fates are logged."""
+        unknown = [group for group in claim.groups if group.group not in self.claimed]
+        if unknown:
+            log.warning("claimed groups that have their fates already", groups=[group.group for group in unknown])
+            await self._clear(unknown, claim.holding)
+
+    async def renew(self) -> None:
+        """Push out the expiry of all that is claimed; what another owner has taken is left to the hand-off."""
+        claimed = list(self.claimed.values())
+        if claimed:
+            await self._while_held(claimed, self.holding(claimed), self._plane.renew)
 
     def holding(self, groups: Sequence[GroupMeta]) -> Holding:
         """Return the fencing numbers under which groups were claimed."""
         return Holding(self._partition, self._consumer, {group.row: self._fences[group.row] for group in groups})
 
-    async def settle(self, settlements: Sequence[Settlement], *, held: bool = True) -> None:
-        """End claimed groups: log fates, clear keys. Capacity comes back by `release`.
+    async def settle(self, settlements: Sequence[Settlement], *, held: bool = True, release: bool = False) -> None:
+        """End claimed groups: log fates, clear keys and, with `release`, give their capacity back, else later.
 
-        The keys of a claim no longer `held` are another owner's, who clears them.
+        One act: whoever cancels its caller waits for it, at most for the plane's deadline. The keys of a claim no
+        longer `held` are another owner's, who clears them.
         """
         if not settlements:
             return
@@ -165,9 +193,38 @@ class Groups:
         for group in groups:
             del self._fences[group.row]
         if held:
-            keys = [key for group in groups for key in group.keys]
-            await self._plane.clear(self._partition, keys, holding=holding)
+            # Cut off here, the capacity of groups that have their fates would never come back.
+            with anyio.CancelScope(shield=True):
+                await self._clear(groups, holding)
+        if release:
+            self.release([group.group for group in groups])
         self.changed.notify()
+
+    async def _clear(self, groups: Sequence[GroupMeta], holding: Holding) -> None:
+        async def clear(held: Holding) -> None:
+            keys = [key for group in groups if group.row in held.fences for key in group.keys]
+            await self._plane.clear(self._partition, keys, holding=held)
+
+        lost = await self._while_held(groups, holding, clear)
+        if lost:
+            log.warning("settled groups that another owner had claimed; their keys are left to it", groups=lost)
+
+    async def _while_held(
+        self, groups: Sequence[GroupMeta], holding: Holding, act: Callable[[Holding], Awaitable[None]]
+    ) -> list[int]:
+        """Act on groups that are still held; return the others."""
+        fences = {group.row: holding.fences[group.row] for group in groups}
+        while fences:
+            part = Holding(self._partition, self._consumer, fences)
+            try:
+                await act(part)
+                break
+            except ClaimLost:
+                held = await self._plane.held(part)
+                if len(held) == len(fences):
+                    raise
+                fences = {row: fence for row, fence in fences.items() if row in held}
+        return [group.group for group in groups if group.row not in fences]
 
     def _settled(self, group: int, fates: Sequence[str]) -> None:
         """Log the fates of a group, and tell of a prompt that was lost to age."""
@@ -189,10 +246,10 @@ class Groups:
             self._settled(grant.group, [dropped(RUN_ENDED)] * grant.size)
         for group in (*self.buffered.values(), *self.claimed.values()):
             self._settled(group.group, drop_fates(group, RUN_ENDED))
-        left = [*self.in_flight, *self.buffered, *self.claimed]
         self.in_flight.clear()
         self.buffered.clear()
         self.claimed.clear()
         self._fences.clear()
-        self.release(left)
+        # Also what waited for its batch's end or publish: nothing comes after it.
+        self.release(self.run_ahead.out)
         await self._plane.clear(self._partition, await self._plane.keys(self._partition))

@@ -11,7 +11,7 @@ import structlog
 
 from asyncrl.configs.schema import Trainer
 from asyncrl.engine.ending import first_cause
-from asyncrl.engine.errors import ActorDied
+from asyncrl.engine.errors import ActorDied, Overdue
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import Published, PublishFailed, PublishStarted
 from asyncrl.engine.groups import Groups
@@ -51,12 +51,12 @@ class Publisher:
         """Bring every generator to `version`; a failed try leaves P as it was and is repeated."""
         started = self._clock()
         self._events.append(PublishStarted(version=version))
+        loaded: set[str] = set()
         for attempt in range(1, self._config.publish_tries + 1):
             try:
-                with anyio.fail_after(self._config.publish_timeout_s):
-                    await self._send(version, handle, again=attempt > 1)
+                await self._send(version, handle, loaded)
                 break
-            except (ExceptionGroup, TimeoutError) as error:
+            except (ExceptionGroup, Overdue) as error:
                 cause = first_cause(error)
                 self._events.append(PublishFailed(version=version, error=repr(cause)))
                 log.warning("publish failed", version=version, attempt=attempt, error=repr(cause))
@@ -64,13 +64,27 @@ class Publisher:
                     raise cause from error
         self._events.append(Published(version=version, seconds=round(self._clock() - started, 6)))
 
-    async def _send(self, version: int, handle: Any, *, again: bool) -> None:
-        """Send the weights, `again` to those alone that have not got them; wait for every acknowledgement."""
-        async with anyio.create_task_group() as tasks:
-            for collector in self._collectors:
-                if not again or self._versions.served[collector.name] < version:
-                    tasks.start_soon(collector.update_weights, version, handle)
-        while self._versions.published < version:
-            await self._versions.changed.wait_at_most(
-                lambda: self._versions.published >= version, self._config.publish_timeout_s
+    async def _send(self, version: int, handle: Any, loaded: set[str]) -> None:
+        """Send the weights to those that are not among `loaded`, adding who is; wait for every acknowledgement.
+
+        Overdue, naming who is late, after `publish_timeout_s`. A load that is given up goes on in its collector,
+        and the next try joins it.
+        """
+        versions, limit_s = self._versions, self._config.publish_timeout_s
+
+        async def send(collector: CollectorHandle) -> None:
+            await collector.update_weights(version, handle)
+            loaded.add(collector.name)
+
+        with anyio.move_on_after(limit_s) as limit:
+            async with anyio.create_task_group() as tasks:
+                for collector in self._collectors:
+                    if collector.name not in loaded:
+                        tasks.start_soon(send, collector)
+            await versions.changed.wait_at_most(lambda: versions.published >= version, limit_s)
+        late = [name for name, served in versions.served.items() if name not in loaded or served < version]
+        if limit.cancelled_caught or late:
+            raise Overdue(
+                f"version {version} was not published within {limit_s:g} s (trainer.publish_timeout_s): "
+                f"{', '.join(late)} did not acknowledge it"
             )

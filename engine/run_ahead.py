@@ -20,6 +20,11 @@ class RunAhead:
         return len(self._out)
 
     @property
+    def out(self) -> list[int]:
+        """The groups whose capacity has not come back, in order."""
+        return sorted(self._out)
+
+    @property
     def free(self) -> int:
         return self.limit - len(self._out)
 

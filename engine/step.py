@@ -160,17 +160,15 @@ class Step:
         batch.kept = [judgement for judgement in judged if judgement.dropped is None]
         gone = [(j.group, j.dropped) for j in judged if j.dropped is not None]
         batch.drops.update(reason for _, reason in gone)
-        await self._groups.settle([Settlement(group, drop_fates(group, reason)) for group, reason in gone])
-        if self._chain.refill is not None:
-            self._groups.release([group.group for group, _ in gone])
+        settlements = [Settlement(group, drop_fates(group, reason)) for group, reason in gone]
+        await self._groups.settle(settlements, release=self._chain.refill is not None)
 
     async def _let_go(self, kept: Sequence[Judgement], selection: Selection) -> list[Judgement]:
         """With refill a group of which nothing is trained has taken no place: it ends now. Return the others."""
         if self._chain.refill is None:
             return list(kept)
         gone = [j for j in kept if selection.lengths.keys().isdisjoint(j.group.keys)]
-        await self._groups.settle(_settlements(gone, selection))
-        self._groups.release([judgement.group.group for judgement in gone])
+        await self._groups.settle(_settlements(gone, selection), release=True)
         return [judgement for judgement in kept if judgement not in gone]
 
     def _announce(self, batch: Batch, training: Sequence[Judgement], plan: Plan) -> None:

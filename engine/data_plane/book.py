@@ -46,6 +46,10 @@ class _Lease:
     owner: str
     expires: float
 
+    def is_free(self, now: float, owner: str = "") -> bool:
+        """Say whether `owner` may take the row: time ends the claims of others than the one who asks, who lives."""
+        return self.expires < now and self.owner != owner
+
 
 class Book:
     """Claims of every partition and consumer. `rows` in each call is what the store shows now."""
@@ -104,6 +108,7 @@ class Book:
         if (partition, owner) in self._dead:
             raise ClaimLost(f"owner {owner!r} of {partition!r} was declared dead and claims nothing any more")
         leases = self._live_leases(rows, partition, consumer)
+        now = self._clock()
         known = self._claims.get((partition, consumer, claim_id))
         if known is not None:
             names = [name for name, lease in leases.items() if lease.fence == known]
@@ -115,7 +120,7 @@ class Book:
             (tags["tags"]["version"], tags["tags"]["group"], name)
             for name, tags in rows.items()
             if "of" not in tags
-            and name not in leases
+            and (name not in leases or leases[name].is_free(now, owner))
             and (name not in cleared or not self._cleared_keys(rows, partition, name))
             and all((key, column) in holders for column in later for key in tags["keys"])
         ]
@@ -125,7 +130,7 @@ class Book:
             self._claims[(partition, consumer, claim_id)] = fence
             while len(self._claims) > _REMEMBERED_CLAIMS:
                 self._claims.popitem(last=False)
-        expires = self._clock() + self._lease_s
+        expires = now + self._lease_s
         for name in names:
             leases[name] = _Lease(rows[name]["put"], fence, owner, expires)
         passed_over = dict(itertools.islice(self._passed_over(partition).items(), _NAMED_ROWS))
@@ -264,7 +269,12 @@ class Book:
     def consumption(self, rows: Rows, partition: str, consumer: str) -> dict[str, int]:
         """Count the groups that are whole and free, and those under a claim."""
         self._check_consumer(rows, partition, consumer)
-        leases = self._live_leases(rows, partition, consumer)
+        now = self._clock()
+        leases = {
+            name: lease
+            for name, lease in self._live_leases(rows, partition, consumer).items()
+            if not lease.is_free(now)
+        }
         ready = sum(
             "of" not in tags and name not in leases and not self._cleared_keys(rows, partition, name)
             for name, tags in rows.items()
@@ -302,18 +312,13 @@ class Book:
         if lost:
             raise ClaimLost(
                 f"{len(lost)} of {len(fences)} claimed groups are no longer held by {consumer!r}: {lost[:5]}; "
-                "another claimer may have them, so nothing was done"
+                "another claimer has them, or they were given back; nothing was done"
             )
 
     def _live_leases(self, rows: Rows, partition: str, consumer: str) -> dict[str, _Lease]:
-        """Return the leases after dropping those of deleted rows and, the fallback, expired ones."""
+        """Return the leases after dropping those of deleted rows. One that expired stands until another is given."""
         self.spec(rows, partition)
         leases = self._leases.setdefault((partition, consumer), {})
-        now = self._clock()
-        for name in [
-            name
-            for name, lease in leases.items()
-            if name not in rows or rows[name]["put"] != lease.put or lease.expires < now
-        ]:
+        for name in [name for name, lease in leases.items() if name not in rows or rows[name]["put"] != lease.put]:
             del leases[name]
         return leases

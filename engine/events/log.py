@@ -75,6 +75,11 @@ class EventLog:
                 self._lock.release()
                 raise
 
+    def add(self, fold: Fold) -> None:
+        """Let `fold` see every event from now on."""
+        self._folds = (*self._folds, fold)
+        self._applies.clear()
+
     def append(self, event: AnyEvent) -> None:
         self._seq += 1
         event = msgspec.structs.replace(

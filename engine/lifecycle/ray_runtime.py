@@ -33,8 +33,8 @@ from asyncrl.trainers.reducer import MeetingPoint
 
 log = structlog.get_logger()
 
-# Room beyond the wait that a long poll asks for, before its caller gives up.
-_GRACE_S = 10.0
+# The limit of a call whose caller has a limit of its own, and says what went wrong with it.
+_CALLERS_S = float("inf")
 
 
 class RemoteActor:
@@ -64,18 +64,17 @@ class RemoteActor:
             raise ActorDied(f"{self.name} did not answer {method} within {limit:g} s", actor=self.name) from None
 
     async def events(self, after_seq: int, wait_s: float) -> list[Numbered]:
-        messages: list[Numbered] = await self._call("events", after_seq, wait_s, timeout_s=wait_s + _GRACE_S)
+        messages: list[Numbered] = await self._call("events", after_seq, wait_s, timeout_s=_CALLERS_S)
         return messages
 
 
 class RemoteCollector(RemoteActor):
     def __init__(self, name: str, actor: Any, config: RunConfig) -> None:
         super().__init__(name, actor, config.supervision.answer_timeout_s)
-        self._publish_timeout_s = config.trainer.publish_timeout_s
 
     async def run(self) -> None:
         # No deadline: it ends with the run. The long poll beside it watches the actor.
-        await self._call("run", timeout_s=float("inf"))
+        await self._call("run", timeout_s=_CALLERS_S)
 
     async def stop(self) -> None:
         await self._call("stop")
@@ -87,7 +86,7 @@ class RemoteCollector(RemoteActor):
         await self._call("cancel", groups)
 
     async def update_weights(self, version: int, handle: Any) -> None:
-        await self._call("update_weights", version, handle, timeout_s=self._publish_timeout_s)
+        await self._call("update_weights", version, handle, timeout_s=_CALLERS_S)
 
     async def status(self) -> dict[str, Any]:
         status: dict[str, Any] = await self._call("status")

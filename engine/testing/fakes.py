@@ -12,6 +12,7 @@ from asyncrl.collectors.outcome import Rules
 from asyncrl.collectors.scoring import AsyncScorer, InPlaceScorer, Scorer
 from asyncrl.collectors.tasks import Reward, Task
 from asyncrl.engine.data_plane.base import DataPlane
+from asyncrl.engine.errors import VersionError
 from asyncrl.engine.lifecycle.base import PARTITION
 from asyncrl.engine.model.tokenizer import CharTokenizer
 from asyncrl.engine.outbox import Numbered, Outbox
@@ -65,6 +66,7 @@ class FakeGenerator:
     version: int = 0
     updates: list[int] = field(default_factory=list)
     loaded_at: dict[int, float] = field(default_factory=dict)
+    loading: int | None = None
 
     async def run(self) -> None:
         await anyio.sleep_forever()
@@ -90,8 +92,14 @@ class FakeGenerator:
         return out
 
     async def update_weights(self, version: int, state: State) -> None:
+        if self.loading is not None:
+            raise VersionError(f"update to version {version} while {self.loading} is under way")
         self.updates.append(version)
-        await anyio.sleep(self.refuse(version))
+        self.loading = version
+        try:
+            await anyio.sleep(self.refuse(version))
+        finally:
+            self.loading = None
         self.version = version
         self.loaded_at.setdefault(version, anyio.current_time())
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.engine.ending import DATA_EXHAUSTED
 from asyncrl.engine.events.types import (
     Acknowledged,
     BatchJudged,
@@ -76,6 +77,9 @@ def _conserves(case: _Case) -> Iterator[str]:
     """Invariant 1: at the end nothing is left, and no key of a settled group outlived it in the plane."""
     if case.outcome.keys_left:
         yield f"keys are left: {case.outcome.keys_left}"
+    left = [group for group, fates in case.audit.fates.items() if "dropped:run_ended" in fates]
+    if case.outcome.ending.reason.startswith(DATA_EXHAUSTED) and left:
+        yield f"the data ended, and groups {left} were not judged"
     if case.outcome.ledger.unsettled:
         yield f"the ledger still has {case.outcome.ledger.unsettled}"
     for row in sorted({row_of(key) for key in case.plane.at_end}):
@@ -236,7 +240,6 @@ def _versions(case: _Case) -> Iterator[str]:
     """Invariant 8: only what was loaded whole is served, published is what all serve, stamps are those of dispatch."""
     loaded = {f"collector{i}": generator.loaded_at for i, generator in enumerate(case.outcome.generators)}
     served = dict.fromkeys(loaded, 0)
-    at: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
     asked: dict[int, Dispatched] = {}
     bound = case.outcome.config.max_publish_lag
     for event in case.outcome.events:
@@ -245,8 +248,12 @@ def _versions(case: _Case) -> Iterator[str]:
                 if loaded[event.generator].get(event.version, math.inf) > event.t + _ROUNDING_S:
                     yield f"{event.generator} serves version {event.version} before it is loaded"
                 served[event.generator] = event.version
-                at[event.generator].append((event.t, event.version))
             case Published():
+                without = [
+                    name for name, at in loaded.items() if at.get(event.version, math.inf) > event.t + _ROUNDING_S
+                ]
+                if without:
+                    yield f"version {event.version} was published without being loaded by {without}"
                 if min(served.values()) < event.version:
                     yield f"version {event.version} was published while {served} was served"
             case StepStarted():
@@ -256,8 +263,8 @@ def _versions(case: _Case) -> Iterator[str]:
                 asked[event.group] = event
             case Put():
                 given = asked[event.group]
-                later = [v for t, v in at[given.collector] if t > given.t]
-                if later and event.tags["version"] >= later[0]:
+                # A grant takes its time to arrive, and is stamped then.
+                if loaded[given.collector].get(event.tags["version"], 0.0) > given.t + case.patience_s:
                     yield f"group {event.group} of {given.t:g} s is stamped {event.tags['version']}, served later"
 
 
@@ -273,8 +280,11 @@ def _budget(case: _Case) -> Iterator[str]:
             if group in back:
                 yield f"capacity of group {group} came back twice"
             back[group] = event.t
-            if event.t < due.get(group, 0.0) - _ROUNDING_S:
+            if event.t < min(due.get(group, 0.0), case.end_s) - _ROUNDING_S:
                 yield f"capacity of group {group} came back at {event.t:g} s, before {due[group]:g} s"
+    never = sorted({event.group for event in case.outcome.of(Dispatched)} - back.keys())
+    if never:
+        yield f"capacity of groups {never} never came back"
     last = case.end_s - case.patience_s
     for group, when in due.items():
         if math.isfinite(when) and when < last and back.get(group, math.inf) > when + case.patience_s:

@@ -15,9 +15,10 @@ from asyncrl.collectors.tasks import Reward
 from asyncrl.configs import RunConfig
 from asyncrl.engine.controller import Controller
 from asyncrl.engine.data_plane.base import DataPlane
-from asyncrl.engine.testing.fakes import HANG_S, FakeGenerator, FakeRank, FakeTask, FaultyPlane
+from asyncrl.engine.testing.fakes import HANG_S, FakeGenerator, FakeRank, FakeTask
 from asyncrl.engine.testing.invariants import violations
-from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
+from asyncrl.engine.testing.remote import Delays
+from asyncrl.engine.testing.simulation import Outcome, Remote, simulate, simulated_config
 from asyncrl.engine.testing.spanning import SpanningGenerator
 from asyncrl.engine.testing.virtual_time import virtual_clock
 from asyncrl.engine.testing.watch import WatchedPlane
@@ -25,7 +26,7 @@ from asyncrl.engine.testing.watch import WatchedPlane
 Wrap = Callable[[DataPlane], DataPlane]
 
 _LONGEST_S = 20_000.0
-_SLOW = ("put", "claim", "clear", "held", "read")
+_PUBLISH_S = 20.0
 
 
 class Death(RuntimeError):
@@ -72,6 +73,9 @@ class Schedule:
     slow_publishes: Sequence[float] = (0.0,)
     bad_publishes: AbstractSet[int] = frozenset()
     plane_seconds: Sequence[float] = (0.0,)
+    plane_answers: Sequence[float] = (0.0,)
+    call_seconds: Sequence[float] = (0.0,)
+    answer_seconds: Sequence[float] = (0.0,)
     capacity: int | None = None
     epochs: int = 2
     prompts: int = 6
@@ -83,6 +87,8 @@ class Schedule:
     dies_at: float = math.inf
     rank_dies_at_step: int = 0
     interrupt_at: float = math.inf
+    killed: str = ""
+    killed_at: float = math.inf
     poll_s: float = 5.0
     steps: int = 12
     batches: int = 25
@@ -108,11 +114,14 @@ class Schedule:
             failing_calls=some([False, False, False, False, True], 5),
             step_seconds=some([0.0, 0.5, 1.0, 4.0], 4),
             rewards=some([0.0, 1.0, 0.35, 0.0, 1.0, 0.7, 0.2, math.nan, None, math.inf, -math.inf, "raise"], 17),
-            slow_publishes=some([0.0, 0.0, 1.0, 6.0], 4),
+            slow_publishes=some([0.0, 0.0, 1.0, 6.0, 6.0, 30.0], 4),
             bad_publishes=frozenset(rng.sample(range(12), rng.choice([0, 0, 1, 3]))),
             plane_seconds=some([0.0, 0.0, 0.0, 0.2], 5),
+            plane_answers=some([0.0, 0.0, 0.0, 0.2], 5),
+            call_seconds=some([0.0, 0.0, 0.0, 0.1, 0.7], 5),
+            answer_seconds=some([0.0, 0.0, 0.0, 0.1, 0.7], 5),
             capacity=rng.choice([None, 0, 1, 2]),
-            epochs=rng.randint(1, 4),
+            epochs=rng.randint(1, 3),
             prompts=rng.randint(2, 12),
             seed=rng.randint(0, 3),
             stale_mode=rng.choice(["drop", "drop", "gate", "tokens"]),
@@ -122,6 +131,8 @@ class Schedule:
             dies_at=rng.choice([math.inf] * 9 + [rng.choice([0.0, 0.5, 3.0, 20.0])]),
             rank_dies_at_step=rng.choice([0] * 9 + [rng.randint(1, 4)]),
             interrupt_at=rng.choice([math.inf] * 9 + [rng.choice([0.0, 0.5, 3.0, 20.0])]),
+            killed=rng.choice(["collector0", "collector1", "rank0", "rank1"]),
+            killed_at=rng.choice([math.inf] * 11 + [rng.choice([0.0, 0.5, 3.0, 20.0])]),
             steps=rng.randint(1, 9),
             batches=12,
         )
@@ -138,7 +149,7 @@ class Schedule:
         watched: list[WatchedPlane] = []
 
         def around(plane: DataPlane) -> DataPlane:
-            watched.append(WatchedPlane(wrap(self._slow(plane)), virtual_clock))
+            watched.append(WatchedPlane(wrap(plane), virtual_clock))
             return cast("DataPlane", watched[0])
 
         with structlog.testing.capture_logs():
@@ -153,6 +164,11 @@ class Schedule:
                 collector=collector,
                 controller=controller,
                 rank=rank,
+                remote=Remote(
+                    actors=Delays(self.call_seconds, self.answer_seconds),
+                    plane=Delays(self.plane_seconds, self.plane_answers),
+                    killed_at={self.killed: self.killed_at} if math.isfinite(self.killed_at) else {},
+                ),
             )
         return Run(self, outcome, watched[0])
 
@@ -179,7 +195,7 @@ class Schedule:
             rollout__requeue_tries=self.requeue_tries,
             collector__count=self.collectors,
             trainer__ranks=self.ranks,
-            trainer__publish_timeout_s=20.0,
+            trainer__publish_timeout_s=_PUBLISH_S,
             data_plane__capacity_rows=None if self.capacity is None else limit + self.capacity,
             data_plane__poll_s=self.poll_s,
             filters=filters,
@@ -218,12 +234,6 @@ class Schedule:
             raise ValueError("no score")
         return Reward(cast("float", value))
 
-    def _slow(self, plane: DataPlane) -> DataPlane:
-        def wait(call: int) -> Any:
-            return anyio.sleep(self.plane_seconds[call % len(self.plane_seconds)])
-
-        return cast("DataPlane", FaultyPlane(plane, dict.fromkeys(_SLOW, wait)))
-
     async def _interrupt(self, controller: Controller) -> None:
         await anyio.sleep(self.interrupt_at)
         controller.interrupt()
@@ -240,7 +250,9 @@ class Run:
     @property
     def violations(self) -> list[str]:
         """Say which invariants the run broke; an ending that the schedule does not explain is one."""
-        patience_s = 1.0 + 6 * max(self.schedule.plane_seconds)
+        schedule = self.schedule
+        plane_s = max(schedule.plane_seconds) + max(schedule.plane_answers)
+        patience_s = 1.0 + 6 * plane_s + 6 * (max(schedule.call_seconds) + max(schedule.answer_seconds))
         said = violations(self.outcome, self.plane, patience_s=patience_s)
         if not self._explained:
             said.append(f"ended with {self.outcome.ending.reason}")
@@ -259,5 +271,8 @@ class Run:
             "GenerationError: ": any(schedule.failing_calls) or HANG_S in schedule.seconds or bool(unscored),
             "RefillExhausted: ": schedule.refill == "error",
             "OSError: load": bool(schedule.bad_publishes),
+            "ActorDied: ": math.isfinite(schedule.killed_at),
+            # One try failed, and two were too short for a slow load.
+            "Overdue: version": bool(schedule.bad_publishes) and max(schedule.slow_publishes) > _PUBLISH_S,
         }
         return any(ending.reason.startswith(cause) and possible for cause, possible in causes.items())

@@ -6,6 +6,8 @@ from functools import cache
 from typing import Any, TypeVar
 
 import anyio
+from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
 from pydantic import ValidationError
 
 from asyncrl.collectors.collector import Collector, Limits
@@ -25,12 +27,15 @@ from asyncrl.engine.lifecycle.parts import train_partition
 from asyncrl.engine.model.tokenizer import CharTokenizer, Tokenizer
 from asyncrl.engine.testing.audit import Audit
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeRank, FakeTask, in_place_scorer
+from asyncrl.engine.testing.remote import Delays, Process, RemoteActor, RemotePlane
 from asyncrl.engine.testing.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.filters import BaseRolloutFilter, Chain, build_chain
 from asyncrl.filters.taggers import Tagger
 
 Kind = TypeVar("Kind", bound=AnyEvent)
+
+_LATE_S = 100.0
 
 
 @dataclass(slots=True)
@@ -66,6 +71,28 @@ class Outcome:
     def audit(self) -> Audit:
         """What the events say when they are counted again."""
         return Audit.of(self.events)
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """Puts actors and plane into processes of their own: how long calls and answers take, and who is killed when."""
+
+    actors: Delays = field(default_factory=Delays)
+    plane: Delays = field(default_factory=Delays)
+    killed_at: Mapping[str, float] = field(default_factory=dict)
+
+    def actor(self, actor: Any, tasks: TaskGroup) -> Any:
+        process = Process(actor.name, tasks, self.actors)
+        if actor.name in self.killed_at:
+            tasks.start_soon(self._kill, process)
+        return RemoteActor(actor, process)
+
+    def data_plane(self, plane: DataPlane, tasks: TaskGroup) -> Any:
+        return RemotePlane(plane, Process("plane", tasks, self.plane, in_order=False))
+
+    async def _kill(self, process: Process) -> None:
+        await anyio.sleep(self.killed_at[process.name])
+        process.kill()
 
 
 @cache
@@ -177,22 +204,31 @@ def simulate(
     collector: type[Collector] = Collector,
     controller: type[Controller] = Controller,
     rank: type[FakeRank] = FakeRank,
+    remote: Remote | None = None,
 ) -> Outcome:
     """Run `config` in virtual time. `wrap` puts faults around the plane; `beside` runs with the controller.
 
-    `collector`, `controller` and `rank` are the classes to run, for a test that plants a fault in one.
+    `collector`, `controller` and `rank` are the classes to run, for a test that plants a fault in one. With
+    `remote`, actors and plane are called as Ray calls them; without it, a call that is given up ends.
     """
     used_task = task or FakeTask()
     used_generators = list(generators or [FakeGenerator()])
 
     async def main() -> Outcome:
-        plane = wrap(await local_plane(config))
+        async with anyio.create_task_group() as world:
+            outcome = await in_world(world)
+            world.cancel_scope.cancel()
+        return outcome
+
+    async def in_world(tasks: TaskGroup) -> Outcome:
+        store = wrap(await local_plane(config))
+        plane = store if remote is None else remote.data_plane(store, tasks)
         chain = (
             build_chain(config.filters, min_live=config.rollout.min_live)
             if filters is None
             else Chain(filters, min_live=config.rollout.min_live)
         )
-        collectors = build_collectors(
+        collectors: Sequence[Any] = build_collectors(
             config,
             used_generators,
             task=used_task,
@@ -205,12 +241,17 @@ def simulate(
             rank(f"rank{i}", plane, seconds=rank_seconds, fail=rank_fail if i == 0 else lambda _: None, gap=rank_gap)
             for i in range(config.trainer.ranks)
         ]
+        handles: Sequence[Any] = ranks
+        if remote is not None:
+            collectors = [remote.actor(actor, tasks) for actor in collectors]
+            handles = [remote.actor(actor, tasks) for actor in ranks]
+            await checkpoint()  # The processes start.
         ledger, progress, collected = Ledger(), Progress(config.run.reward_window), Collected()
         made, ending = await run_controller(
             config,
             plane=plane,
             collectors=collectors,
-            ranks=ranks,
+            ranks=handles,
             task=used_task,
             chain=chain,
             # The events come first, so that they hold what a fold refused.
@@ -219,14 +260,17 @@ def simulate(
             controller=controller,
             beside=beside,
         )
+        seconds = virtual_clock()
+        # What was called and given up comes late, and must find nothing to do.
+        await anyio.sleep(0.0 if remote is None else _LATE_S)
         return Outcome(
             config=config,
             ending=ending,
             ledger=ledger,
             progress=progress,
             events=collected.events,
-            keys_left=await plane.keys(PARTITION),
-            seconds=virtual_clock(),
+            keys_left=await store.keys(PARTITION),
+            seconds=seconds,
             generators=used_generators,
             ranks=ranks,
             controller=made,

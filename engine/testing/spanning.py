@@ -47,8 +47,5 @@ class SpanningGenerator(FakeGenerator):
         return out
 
     async def update_weights(self, version: int, state: State) -> None:
-        await anyio.sleep(self.refuse(version))
-        self.updates.append(version)
-        self.version = version
-        self.loaded_at.setdefault(version, self.clock())
+        await FakeGenerator.update_weights(self, version, state)
         self._swaps.append((self.clock(), version))

@@ -2,9 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import pytest
+from anyio import CancelScope
+from anyio.lowlevel import checkpoint
+from anyio.streams.memory import MemoryObjectSendStream
 
 from asyncrl.collectors.collector import Collector
 from asyncrl.engine.controller import Controller
@@ -100,8 +104,8 @@ class SettlesTwice(Controller):
 class HoardingGroups(Groups):
     """Keys of settled groups stay in the plane, claimed for ever."""
 
-    async def settle(self, settlements: Sequence[Settlement], *, held: bool = True) -> None:
-        await super().settle(settlements, held=False)
+    async def settle(self, settlements: Sequence[Settlement], *, held: bool = True, release: bool = False) -> None:
+        await super().settle(settlements, held=False, release=release)
 
 
 class Hoarder(Controller):
@@ -241,6 +245,91 @@ class SharedClaims:
         return claim
 
 
+class LoadsTwice(Collector):
+    """A load that was given up goes on, and the next try of its version is another one."""
+
+    async def update_weights(self, version: int, handle: Any) -> None:
+        await self._generator.update_weights(version, await self._transport.receive(handle))
+        self.set_weight_version(version)
+
+
+class CredulousPublisher(Publisher):
+    """A generator that is said to serve a version, as all are of version 0, is not asked again."""
+
+    async def _send(self, version: int, handle: Any, loaded: set[str]) -> None:
+        served = self._versions.served
+        if self.tries.setdefault(version, 0):
+            loaded.update(name for name in served if served[name] >= version)
+        self.tries[version] += 1
+        await super()._send(version, handle, loaded)
+
+    tries: dict[int, int]
+
+
+class Credulous(Controller):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.publisher.__class__ = CredulousPublisher
+        cast("CredulousPublisher", self.publisher).tries = {}
+
+
+class HastyFrontEnd(FrontEnd):
+    """Whether more can come is asked when a claim's answer is there, not when it was made."""
+
+    async def _claim(self, batch: Batch, wanted: int) -> Sequence[GroupMeta]:
+        while True:
+            worth = partial(self._worth_claiming, batch, wanted, -1)
+            told = await self._groups.changed.wait_at_most(worth, self._poll_s)
+            groups = await self._claim_once(wanted, told=told)
+            if groups or not self._more_may_come():
+                return groups
+
+
+class EndsEarly(Controller):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.front_end.__class__ = HastyFrontEnd
+
+
+class TornGroups(Groups):
+    """A settlement is two acts, and whoever is cancelled between them does the first alone."""
+
+    async def settle(self, settlements: Sequence[Settlement], *, held: bool = True, release: bool = False) -> None:
+        await super().settle(settlements, held=held)
+        await checkpoint()
+        if release:
+            self.release([settlement.group.group for settlement in settlements])
+
+
+class CutShort(Controller):
+    """An interruption cancels whatever the front end is about."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.groups.__class__ = TornGroups
+        self.scope = CancelScope()
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        self.scope.cancel()
+
+    async def _collect(self, out: MemoryObjectSendStream[Batch]) -> None:
+        with self.scope:
+            await super()._collect(out)
+
+
+HURRIED = replace(
+    BUSY, seconds=(7.0, 7.0, 11.0, 11.0), rewards=(0.0, 1.0), plane_answers=(0.0, 3.0, 0.0), epochs=1, poll_s=5.0
+)
+CUT = replace(
+    BUSY,
+    refill="wait",
+    seconds=(0.3, 0.3, 2.5, 0.3, 2.5),
+    step_seconds=(30.0,),
+    rewards=(0.0, 0.0, 0.0, 0.0, 1.0, 0.5),
+    plane_answers=(0.0, 2.0, 0.0),
+    interrupt_at=6.8,
+)
 ONE_SAMPLE = replace(BUSY, groups=1, size=2, ranks=2, rewards=(0.0, 1.0), lengths=(7,))
 
 FAULTS: dict[str, tuple[Schedule, dict[str, Any], str]] = {
@@ -274,6 +363,18 @@ FAULTS: dict[str, tuple[Schedule, dict[str, Any], str]] = {
         {"collector": LosesFailures},
         "nothing was heard",
     ),
+    "a load that is not joined": (
+        replace(BUSY, slow_publishes=(0.5, 0.5, 0.5, 30.0)),
+        {"collector": LoadsTwice},
+        "while 2 is under way|while 3 is under way",
+    ),
+    "a version 0 that nobody loaded": (
+        replace(BUSY, bad_publishes=frozenset({0})),
+        {"controller": Credulous},
+        "before it is loaded|without being loaded",
+    ),
+    "data that ends while a claim is on its way": (HURRIED, {"controller": EndsEarly}, "were not judged"),
+    "a settlement that is cut in two": (CUT, {"controller": CutShort}, "was due at"),
     "a filler that counts": (
         replace(ONE_SAMPLE, ranks=3),
         {"rank": CountsFillers},

@@ -68,14 +68,22 @@ def test_a_lease_expires_only_after_its_time_and_a_renewal_pushes_it_out() -> No
     assert desk.held(taken) == [row]
 
 
-def test_an_expired_claim_cannot_clear_though_nobody_took_it() -> None:
+def test_an_expired_claim_stands_until_another_owner_takes_its_group() -> None:
+    """FOUND-C4: time ends the claims of the lost; who asks lives, and is not given its own group again."""
     desk = Desk()
-    row = desk.put(0)
-    fences = desk.claim(1, "first")
+    rows = [desk.put(0), desk.put(1)]
+    fences = desk.claim(2, "first")
     desk.now = LEASE_S + 0.1
-    with pytest.raises(ClaimLost, match=row):
-        desk.book.clear(desk.rows, "p", sample_keys(0, 0, 2), "a", fences)
-    assert list(desk.claim(1, "second")) == [row]
+    assert desk.claim(2, "second") == {}
+    assert desk.held(fences) == rows
+    assert desk.book.consumption(desk.rows, "p", "a") == {"ready": 2, "claimed": 0}
+    desk.book.renew(desk.rows, "p", "a", fences)
+    assert desk.claim(2, "third", owner="heir") == {}
+    desk.now *= 3
+    assert list(desk.book.clear(desk.rows, "p", sample_keys(0, 0, 2), "a", {rows[0]: fences[rows[0]]})) == [rows[0]]
+    assert list(desk.claim(2, "fourth", owner="heir")) == [rows[1]]
+    with pytest.raises(ClaimLost, match=rows[1]):
+        desk.book.clear(desk.rows, "p", sample_keys(0, 1, 2), "a", fences)
 
 
 def test_a_row_that_the_store_lost_is_not_held() -> None:
@@ -118,7 +126,12 @@ class Claimers(RuleBasedStateMachine):
 
     def live(self, consumer: str, row: str) -> tuple[str, int, float] | None:
         holder = self.holders.get((consumer, row))
-        return holder if holder and row in self.desk.rows and holder[2] >= self.desk.now else None
+        return holder if holder and row in self.desk.rows else None
+
+    def safe(self, consumer: str, row: str, owner: str = "") -> bool:
+        """Whether a row is held, and `owner` may not take it."""
+        holder = self.live(consumer, row)
+        return holder is not None and (holder[2] >= self.desk.now or holder[0] == owner)
 
     def end(self, consumer: str, row: str) -> None:
         _, fence, _ = self.holders.pop((consumer, row))
@@ -140,7 +153,7 @@ class Claimers(RuleBasedStateMachine):
         free = sorted(
             (tags["tags"]["version"], tags["tags"]["group"], row)
             for row, tags in self.desk.rows.items()
-            if not self.live(consumer, row) and not self.cleared.get(row)
+            if not self.safe(consumer, row, owner) and not self.cleared.get(row)
         )
         fences = self.desk.claim(max_groups, claim_id, owner, consumer)
         assert list(fences) == [row for _, _, row in free[:max_groups]]
@@ -214,7 +227,7 @@ class Claimers(RuleBasedStateMachine):
             assert self.desk.held({row: fence}, consumer) == []
         for consumer in "ab":
             counts = self.desk.book.consumption(self.desk.rows, "p", consumer)
-            held = [row for row in self.desk.rows if self.live(consumer, row)]
+            held = [row for row in self.desk.rows if self.safe(consumer, row)]
             free = [row for row in self.desk.rows if row not in held and not self.cleared.get(row)]
             assert counts == {"ready": len(free), "claimed": len(held), "passed_over": 0}
         expected = {k for row, tags in self.desk.rows.items() for k in tags["keys"]} - set().union(
