@@ -76,7 +76,7 @@ def test_an_expired_claim_stands_until_another_owner_takes_its_group() -> None:
     desk.now = LEASE_S + 0.1
     assert desk.claim(2, "second") == {}
     assert desk.held(fences) == rows
-    assert desk.book.consumption(desk.rows, "p", "a") == {"ready": 2, "claimed": 0}
+    assert desk.book.consumption(desk.rows, "p", "a") == {"ready": 2, "claimed": 0, "passed_over": 0}
     desk.book.renew(desk.rows, "p", "a", fences)
     assert desk.claim(2, "third", owner="heir") == {}
     desk.now *= 3
