@@ -15,17 +15,21 @@ _DEEPEST = 100
 """Levels of maps and lists. No configuration has ten; Python reads some hundreds before it gives up."""
 
 
+def _mark(event: yaml.Event) -> Any:
+    return event.start_mark
+
+
 class _Loader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._open: list[str | None] = []
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()
+        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
         if len(self._open) >= _DEEPEST:
-            raise yaml.composer.ComposerError(None, None, f"more than {_DEEPEST} levels deep", event.start_mark)
+            raise yaml.composer.ComposerError(None, None, f"more than {_DEEPEST} levels deep", _mark(event))
         if isinstance(event, yaml.AliasEvent) and event.anchor in self._open:
-            raise yaml.composer.ComposerError(None, None, f"*{event.anchor} stands within itself", event.start_mark)
+            raise yaml.composer.ComposerError(None, None, f"*{event.anchor} stands within itself", _mark(event))
         self._open.append(getattr(event, "anchor", None))
         node: yaml.Node | None = super().compose_node(parent, index)
         self._open.pop()
@@ -70,7 +74,7 @@ for _kind in ("int", "float"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
 # What JSON, and so the event log, does not know: a date stays the text that it is, the others are refused.
 for _kind in ("timestamp", "binary", "set", "omap", "pairs"):
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_undefined)
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_undefined)  # type: ignore[type-var]
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
     for first, resolvers in _Loader.yaml_implicit_resolvers.items()

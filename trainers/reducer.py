@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import anyio
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore  # Where torch's own types find it; `dist` does not export it to them.
 
 from asyncrl.engine.errors import Overdue
 from asyncrl.engine.offload import Offload
@@ -37,9 +38,7 @@ class MeetingPoint:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         host, port = listener.getsockname()
-        self._store = dist.TCPStore(
-            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
+        self._store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
         self.address = f"{host}:{port}"
 
 
@@ -57,7 +56,7 @@ class Gloo:
         timeout = timedelta(seconds=timeout_s)
         self._join: Callable[[], None] = lambda: dist.init_process_group(
             "cpu:gloo,cuda:nccl" if nccl else "gloo",
-            store=dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timeout),
+            store=TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timeout),
             rank=rank,
             world_size=ranks,
             timeout=timeout,

@@ -4,7 +4,7 @@ import os
 from datetime import timedelta
 
 import psutil
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from asyncrl.trainers.reducer import MeetingPoint
 
@@ -21,7 +21,7 @@ def test_ranks_meet_over_loopback_alone_and_nothing_stays() -> None:
     host, _, port = point.address.rpartition(":")
     assert listening() - before == {("127.0.0.1", int(port))}
     ranks = [
-        dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=10))
+        TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=10))
         for _ in range(2)
     ]
     ranks[0].set("who", "rank 0")
