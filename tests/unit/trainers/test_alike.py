@@ -57,8 +57,7 @@ UNLIKE = {
 }
 
 
-@pytest.mark.parametrize("kind", ALIKE)
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("kind", "packed"), [*((kind, True) for kind in ALIKE), ("llama", False), ("window", False)])
 def test_samples_of_a_micro_batch_are_computed_as_each_alone(kind: str, packed: bool, make_backend: Any) -> None:
     """FOUND-L1: log-probabilities and gradients to a millionth, beyond the window and next to another sample."""
     name, changes = ALIKE[kind]
@@ -76,8 +75,7 @@ def test_samples_of_a_micro_batch_are_computed_as_each_alone(kind: str, packed: 
     torch.testing.assert_close(backend.gradients(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("align", [1, 4])
-@pytest.mark.parametrize("kind", UNLIKE)
+@pytest.mark.parametrize(("kind", "align"), [*((kind, 1) for kind in UNLIKE), ("convolution", 4)])
 def test_layers_that_mix_packed_samples_are_refused_by_name(kind: str, align: int, make_backend: Any) -> None:
     """FOUND-L1, FOUND-I14: short convolutions, linear attention, state spaces; ALiBi, whose code wants a plain mask."""
     name, changes, named = UNLIKE[kind]
