@@ -163,7 +163,7 @@ def test_a_score_that_blocks_the_loop_is_interrupted_in_place(odd: Callable[[], 
 def test_a_score_in_a_thread_that_hangs_fails_alone() -> None:
     """FOUND-C13, with `score_processes: 0`: what hangs is left behind, its siblings have threads of their own."""
     outcomes = anyio.run(
-        ThreadScorer(Judge(lambda: time.sleep(0.3)), Rules("my:Judge", timeout_s=0.05)).score, PROMPT, RESPONSES
+        ThreadScorer(Judge(lambda: time.sleep(2)), Rules("my:Judge", timeout_s=0.3)).score, PROMPT, RESPONSES
     )
     assert rewards(outcomes) == [1.0, None, 1.0, 1.0]
 
