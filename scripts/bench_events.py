@@ -57,6 +57,7 @@ def timed_log(costs: Costs) -> None:
 
 def default_run(folder: Path, runtime: str, batches: int) -> tuple[float, Costs]:
     """Run the default preset in this process; return its seconds and what recording cost."""
+    from asyncrl.collectors.tasks.prepared import prepare_task
     from asyncrl.configs import Override, load
     from asyncrl.engine.cli.train import _train
 
@@ -66,7 +67,8 @@ def default_run(folder: Path, runtime: str, batches: int) -> tuple[float, Costs]
     started = time.perf_counter()
     stdout, sys.stdout = sys.stdout, sys.stderr
     try:
-        code = _train(load("default", overrides), folder)
+        loaded = load("default", overrides)
+        code = _train(loaded, prepare_task(loaded.config.task.name, loaded.config.task.options, warm_up=False), folder)
     finally:
         sys.stdout = stdout
     if code:

@@ -235,7 +235,7 @@ def unpack_row(
 
 def _header(data: np.ndarray[Any, Any], row: str) -> tuple[_Header, int]:
     """Return the header of a packed row, and where its data starts."""
-    (length,) = _LENGTH.unpack_from(data) if data.size >= _LENGTH.size else (0,)
+    (length,) = _LENGTH.unpack_from(data.data) if data.size >= _LENGTH.size else (0,)
     end = _LENGTH.size + length
     if not _LENGTH.size < end <= data.size:
         raise DataPlaneError(f"{row}: its {data.size} bytes are not a packed row, with a header of {length} bytes")

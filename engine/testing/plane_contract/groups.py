@@ -68,7 +68,7 @@ async def claim_groups(
 
 async def leave_row(plane: DataPlane, partition: str, name: str, tags: Mapping[str, Any]) -> None:
     """Put a row without bytes as another writer would, past the plane's own checks."""
-    inner = getattr(plane, "_plane", plane)
+    inner: Any = getattr(plane, "_plane", plane)
     if isinstance(inner, LocalPlane):
         inner._tags[partition][name] = dict(tags)
         return

@@ -190,8 +190,8 @@ def _damaged() -> Iterator[tuple[str, torch.Tensor]]:
         start = len(header).to_bytes(8, "little") + header
         data = start + bytes(-len(start) % 16) + bytes(32)
         yield word, torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    for header in ({"row": "v0_p0"}, ["v0_p0"], {"row": "v0_p0", "keys": [1], "columns": {}}):
-        raw = msgspec.msgpack.encode(header)
+    odd: tuple[Any, ...] = ({"row": "v0_p0"}, ["v0_p0"], {"row": "v0_p0", "keys": [1], "columns": {}})
+    for raw in map(msgspec.msgpack.encode, odd):
         yield "header", torch.frombuffer(bytearray(len(raw).to_bytes(8, "little") + raw), dtype=torch.uint8)
 
 
