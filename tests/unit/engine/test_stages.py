@@ -15,7 +15,7 @@ from asyncrl.engine.testing.simulation import simulated_config
 from asyncrl.engine.testing.virtual_time import run_virtual
 from asyncrl.filters import Chain, FilterContext
 
-TOKENS = {f"v0_p0_g{i}": 2 * i + 1 for i in range(4)}
+TOKENS = {"v0_p0_g0": 1, "v0_p0_g1": 3, "v0_p0_g2": 5, "v0_p0_g3": 13}
 
 
 @dataclass
@@ -41,7 +41,7 @@ class OddRank:
 
 
 def staged(ranks: list[OddRank], body: Callable[[Stages, Selection], Awaitable[Any]], **options: Any) -> Any:
-    """Run `body` on the stages over two ranks, and samples of 1, 3, 5 and 7 response tokens."""
+    """Run `body` on the stages over two ranks, and samples of 1, 3, 5 and 13 response tokens."""
     tokens = list(TOKENS.values())
     group = fake_group(0, [0.0, 1.0, 0.0, 1.0], response_tokens=tokens, trainable_tokens=tokens)
     config = simulated_config(trainer__ranks=2, trainer__advantage_scale="none", **options)
@@ -79,8 +79,8 @@ def test_a_sample_that_no_rank_measured_is_an_error_with_its_name() -> None:
 
 @pytest.mark.parametrize("extra", [-1, 1])
 def test_more_or_fewer_tokens_trained_than_planned_are_an_error(extra: int) -> None:
-    assert sum(result.tokens for result in staged([OddRank(), OddRank()], train)) == 16
-    with pytest.raises(AsyncRLError, match=rf"trained on {16 + extra} tokens; the plan holds 16"):
+    assert sum(result.tokens for result in staged([OddRank(), OddRank()], train)) == 22
+    with pytest.raises(AsyncRLError, match=rf"trained on {22 + extra} tokens; the plan holds 22"):
         staged([OddRank(extra=extra), OddRank()], train)
 
 

@@ -90,6 +90,8 @@ def test_a_real_spread_is_kept_at_any_scale(rewards: list[float]) -> None:
 def test_the_tolerance_is_a_share_of_the_largest_magnitude() -> None:
     group = fake_group(0, [1.0, 1.01])
     assert dropped(ZeroStd(relative_tolerance=0.02), group) == ["zero_std"]
+    # 1 is half of 2, and all of 1.
+    assert dropped(ZeroStd(relative_tolerance=0.5), fake_group(0, [1.0, 2.0])) == ["zero_std"]
     assert dropped(ZeroStd(relative_tolerance=0.0), fake_group(0, [1.0, 1.0 + 1e-12])) == [None]
 
 
@@ -116,6 +118,13 @@ def test_dynamic_sampling_keeps_means_inside_its_band_bounds_included(
     rows = [[0.0] * 4, [0.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 0.0], [1.0] * 4]
     groups = [fake_group(i, row) for i, row in enumerate(rows)]
     assert dropped(DynamicSampling(low=low, high=high), *groups) == expected
+
+
+def test_a_mean_of_zero_is_inside_a_band_that_begins_or_ends_there() -> None:
+    """No float noise hides a wrong comparison at 0."""
+    group = fake_group(0, [-1.0, 1.0])
+    assert dropped(DynamicSampling(low=0.0), group) == [None]
+    assert dropped(DynamicSampling(high=0.0), group) == [None]
 
 
 def test_dynamic_sampling_takes_its_mean_over_live_samples_of_its_tag() -> None:

@@ -64,6 +64,15 @@ def test_the_first_drop_wins_and_later_filters_do_not_see_the_group() -> None:
     assert second.seen == []
 
 
+def test_the_first_drop_wins_where_later_filters_judge_all_rows_in_columns() -> None:
+    """The second group keeps the second filter going, which computes on the dropped row as well."""
+    groups = [fake_group(0, [0.0, 0.0]), fake_group(1, [0.0, 2.0])]
+    context = FilterContext(trainer_version=0, step=0, seed=0)
+    chain = Chain([ZeroStd(), DynamicSampling(low=0.5)])
+    assert [judgement.dropped for judgement in chain.judge(groups, context)] == ["zero_std", None]
+    assert chain.stats["dynamic_sampling"].dropped == {}
+
+
 def test_filters_are_asked_in_the_users_order() -> None:
     assert [j.dropped for j in judge([ZeroStd(), Says(drop_("all"))], [1.0, 1.0], [0.0, 1.0])] == [
         "zero_std",

@@ -48,6 +48,14 @@ def test_ranks_of_many_samples_are_even(seed: int) -> None:
     assert loads_of(rank, costs, count=8).max() <= 1.001 * costs.sum() / 8
 
 
+def test_a_small_costly_sample_is_not_swapped_for_a_large_cheap_one_that_its_bin_does_not_hold() -> None:
+    """Full bins of 9, loads 6 and 2: every swap that evens them puts one of the bins over."""
+    layout = Layout(np.array([0, 0, 1, 1]), np.array([0, 1]))
+    samples = samples_of(np.array([4, 5, 6, 3]), np.array([3.0, 3.0, 1.0, 1.0]))
+    found = swap_samples(layout, samples, ranks=2, capacity=9).bins
+    assert np.bincount(found, weights=samples.sizes).tolist() == [9, 9]
+
+
 def test_whole_bins_are_swapped_between_ranks() -> None:
     """Longest first gives 8, 5 and 4 (17) against 7, 6 and 3 (16); swaps must not make that worse, or counts differ."""
     costs = np.array([8.0, 7, 6, 5, 4, 3])
