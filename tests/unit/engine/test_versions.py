@@ -1,10 +1,12 @@
 """V, P and what each generator serves."""
 
+import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.engine.errors import VersionError
+from asyncrl.engine.testing.virtual_time import run_virtual
 from asyncrl.engine.versions import Versions
 
 
@@ -86,3 +88,23 @@ def test_whatever_is_acknowledged_served_versions_rise_and_stay_at_or_below_v(
                 assert versions.served == before
         assert all(before[name] <= versions.served[name] <= versions.trainer for name in before)
         assert published <= versions.published == min(versions.served.values())
+
+
+@pytest.mark.parametrize("act", ["hand_over", "give_up", "advance", "acknowledge"])
+def test_every_change_wakes_who_waits_for_it(act: str) -> None:
+    async def main() -> None:
+        versions = Versions(["a"])
+        woken: list[float] = []
+
+        async def wait() -> None:
+            await versions.changed.wait_at_most(lambda: len(woken) > 0, 5.0)
+            woken.append(anyio.current_time())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.sleep(1.0)
+            woken.append(-1.0)
+            getattr(versions, act)(*["a", 0] if act == "acknowledge" else [])
+        assert woken[1] < 5.0
+
+    run_virtual(main)
