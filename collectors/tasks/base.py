@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +89,7 @@ class Task(ABC):
         """Return all prompts of one epoch; ids are stable and unique."""
 
     @abstractmethod
-    def score(self, prompt: Prompt, response: str) -> Reward | float:
+    def score(self, prompt: Prompt, response: str) -> Reward | float | Awaitable[Reward | float]:
         """Reward one response (decoded, without the end token)."""
 
     def examples(self) -> Sequence[tuple[str, str]]:

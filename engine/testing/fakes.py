@@ -127,7 +127,7 @@ class FakeTask(Task):
 
     def score(self, prompt: Prompt, response: str) -> Reward | float:
         index = int(response[0]) if response else 0
-        return self._reward(prompt.id, index)
+        return self._reward(int(prompt.id), index)
 
 
 def in_place_scorer(task: Task) -> Scorer:

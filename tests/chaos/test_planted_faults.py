@@ -13,6 +13,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from asyncrl.collectors.collector import Collector
 from asyncrl.engine.controller import Controller
 from asyncrl.engine.data_plane.base import Claim, DataPlane, Holding
+from asyncrl.engine.ending import Ending
 from asyncrl.engine.front_end import Batch, FrontEnd
 from asyncrl.engine.groups import Groups, Settlement
 from asyncrl.engine.outbox import Outbox
@@ -309,8 +310,8 @@ class CutShort(Controller):
         self.groups.__class__ = TornGroups
         self.scope = CancelScope()
 
-    def interrupt(self) -> None:
-        super().interrupt()
+    def interrupt(self, ending: Ending | None = None) -> None:
+        super().interrupt(ending)
         self.scope.cancel()
 
     async def _collect(self, out: MemoryObjectSendStream[Batch]) -> None:

@@ -40,7 +40,7 @@ class Given(Task):
     def prompts(self) -> Sequence[Prompt]:
         self.asked.append("prompts")
         self._may_raise("prompts")
-        return self.given  # type: ignore[no-any-return]
+        return self.given
 
     def examples(self) -> Sequence[tuple[str, str]]:
         self.asked.append("examples")

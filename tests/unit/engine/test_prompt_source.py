@@ -11,7 +11,7 @@ from asyncrl.engine.records import Prompt
 PROMPTS = [Prompt(i, f"{i}") for i in range(12)]
 
 
-def ids(seed: int, epochs: int | None, count: int | None = None) -> list[int]:
+def ids(seed: int, epochs: int | None, count: int | None = None) -> list[int | str]:
     return [prompt.id for prompt in islice(prompt_source(PROMPTS, seed=seed, epochs=epochs), count)]
 
 

@@ -34,7 +34,7 @@ def sketch(kind: str, **changes: Any) -> Any:
     return model
 
 
-ALIKE = {
+ALIKE: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "window": ("Mistral", {"sliding_window": 4}),
     "window_in_one_layer": ("Qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
@@ -45,7 +45,7 @@ ALIKE = {
     "absolute": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4}),
     "learned": ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64}),
 }
-UNLIKE = {
+UNLIKE: dict[str, tuple[str, dict[str, Any], str]] = {
     "convolution": ("Lfm2", {"layer_types": ["conv", "full_attention"]}, r"a Lfm2ShortConv in a layer of conv"),
     "linear": (
         "Qwen3Next",
@@ -65,7 +65,7 @@ def test_samples_of_a_micro_batch_are_computed_as_each_alone(kind: str, packed: 
     ids = [torch.arange(2, 13), torch.arange(17, 3, -1), torch.tensor([5, 9])]
     alone = [token_logprobs(model(input_ids=row[None]).logits[0, :-1], row[1:], 1.0) for row in ids]
     backend = make_backend(model, packed=packed)
-    torch.stack([-row.sum() for row in alone]).sum().backward()
+    torch.autograd.backward(torch.stack([-row.sum() for row in alone]).sum())
     expected = backend.gradients()
     rows = Rows(ids, [], [1] * 3, [], [], filler=False)
     for found, right in zip(backend.logprobs(rows), alone, strict=True):

@@ -174,7 +174,7 @@ def test_a14_a_slow_prompt_is_issued_again_so_often_and_counted(tries: int) -> N
         async def generate(self, request: Any) -> Any:
             prompt = request.prompt_ids[0]
             dispatched.append(prompt)
-            self.seconds = lambda _: 30.0 if prompt == FakeTask(10).prompts()[slow_prompt].id + 2 else 1.0
+            self.seconds = lambda _: 30.0 if prompt == slow_prompt + 2 else 1.0
             return await super().generate(request)
 
     outcome = simulate(config, task=FakeTask(10), generators=[SlowForOne()])
@@ -198,7 +198,7 @@ def test_each_turn_of_a_prompt_has_its_own_tries() -> None:
     config = simulated_config(
         rollout__requeue_tries=1, rollout__max_staleness=1, task__epochs=3, run__steps=None, run__batches=None
     )
-    slow = FakeTask(10).prompts()[3].id
+    slow = 3
 
     class SlowForOne(FakeGenerator):
         async def generate(self, request: Any) -> Any:

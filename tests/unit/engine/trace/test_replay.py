@@ -284,7 +284,7 @@ def test_a_failed_or_lost_group_replays(record: Record) -> None:
 
 def test_stale_groups_replay() -> None:
     config = simulated_config(rollout__max_staleness=1, run__steps=20, rollout__groups_per_step=1)
-    slow = FakeGenerator(seconds=lambda call: 30.0 if call % 4 == 1 else 1.0)
-    outcome = simulate(config, generators=[slow, FakeGenerator()], rank_seconds=lambda step: 0.5)
+    uneven = FakeGenerator(seconds=lambda call: 30.0 if call % 4 == 1 else 1.0)
+    outcome = simulate(config, generators=[uneven], rank_seconds=lambda step: 0.5)
     assert outcome.ledger.by_reason("dropped").get("stale", 0) > 0
     assert replay(recording_of(outcome)).difference is None
