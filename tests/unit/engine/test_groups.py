@@ -4,11 +4,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
-import pytest
 
 from asyncrl.engine.data_plane.base import Partition
 from asyncrl.engine.data_plane.local import LocalPlane
-from asyncrl.engine.errors import ClaimLost
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import AnyEvent, Settled
@@ -104,8 +102,7 @@ def test_keys_of_a_claim_that_another_has_by_now_are_not_cleared() -> None:
     async def body(register: Register) -> None:
         await register.plane.reap("train", ["driver"])
         other = await register.claim("other")
-        with pytest.raises(ClaimLost):
-            await register.groups.settle(register.settlements())
+        await register.groups.settle(register.settlements())
         assert await register.plane.held(other.holding) == {meta.row for meta in register.metas}
         assert len(await register.plane.keys("train")) == 4
 
