@@ -17,7 +17,10 @@ from asyncrl.collectors.score_process import ProcessScorer
 from asyncrl.collectors.tasks import Reward
 from asyncrl.engine.records import Prompt
 
-TASK = """
+# No other test run on this machine starts one for so long.
+SLEEP = ["sleep", f"6543.{os.getpid()}"]
+
+TASK = f"""
 import os, re, subprocess, sys, time
 from asyncrl.collectors.tasks import Reward, Task
 
@@ -31,10 +34,10 @@ class Runs(Task):
         if response == "backtracks":
             re.fullmatch(r"(a+)+", "a" * 60 + "b")
         if response == "leaves a child":
-            subprocess.Popen(["sleep", "6543"])
+            subprocess.Popen({SLEEP})
             re.fullmatch(r"(a+)+", "a" * 60 + "b")
         exec(response)
-        return Reward(1.0, {"pid": os.getpid(), "torch": "torch" in sys.modules})
+        return Reward(1.0, dict(pid=os.getpid(), torch="torch" in sys.modules))
 """
 
 Make = Callable[..., ProcessScorer]
@@ -126,7 +129,7 @@ def test_what_hangs_or_ends_its_process_fails_alone_and_the_loop_goes_on(scorer:
     assert causes(outcomes) == ["score_timeout", None, "score_error", None]
     assert "user_runs:Runs: the process that scores ended while it scored, with exit code 3" in outcomes[2].error  # type: ignore[union-attr]
     assert pid(outcomes[1]) != pid(outcomes[3])
-    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "6543"]]
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == SLEEP]
 
 
 def test_a_task_that_cannot_be_built_there_says_so_for_all(make: Make) -> None:
