@@ -309,7 +309,7 @@ class FrontEnd:
         )
         unknown = any(group.group in self._groups.in_flight for group in claim.groups)
         self.poll_hits += unknown and not told
-        new = self._groups.claim(claim)
+        new = self._groups.claim(claim, asked=wanted)
         await self._groups.clear_unknown(claim)
         return new
 

@@ -142,8 +142,10 @@ class Groups:
         self.release([group])
         self.changed.notify()
 
-    def claim(self, claim: Claim) -> list[GroupMeta]:
+    def claim(self, claim: Claim, *, asked: int | None = None) -> list[GroupMeta]:
         """Note a claim; a group whose put notice is still on its way has arrived by that. Return what is new.
+
+        The log says how many groups were `asked` for.
 
         A group that is claimed here already, whose lease had ended, is held on under the claim's number.
         """
@@ -156,7 +158,8 @@ class Groups:
             if group.group in self.claimed:
                 self._fences[group.row] = claim.fence
         if new:
-            self._log.append(Claimed(claim=claim.id, fence=claim.fence, groups=[group.group for group in new]))
+            groups = [group.group for group in new]
+            self._log.append(Claimed(claim=claim.id, fence=claim.fence, groups=groups, asked=asked))
             self.changed.notify()
         return new
 

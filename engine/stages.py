@@ -25,12 +25,23 @@ Answer = TypeVar("Answer")
 
 
 class Stages:
-    """Plans and runs what the ranks do for one batch. `step` is the number of the step under way."""
+    """Plans and runs what the ranks do for one batch. `step` is the number of the step under way.
 
-    def __init__(self, config: RunConfig, *, ranks: Sequence[RankHandle], cost: Cost | None) -> None:
+    `given` is told of every rank's work, by rank, before it goes out.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        ranks: Sequence[RankHandle],
+        cost: Cost | None,
+        given: Callable[[Sequence[RankWork]], None] = lambda works: None,
+    ) -> None:
         self._config = config
         self._ranks = ranks
         self._cost = cost
+        self._given = given
 
     async def logprobs(self, selection: Selection, *, step: int, write: bool) -> dict[str, tuple[float, float]]:
         """Have log-probabilities taken under the weights as they are, kept as a column if `write`.
@@ -162,6 +173,7 @@ class Stages:
         async def one(index: int) -> None:
             answers[index] = await call(self._ranks[index], works[index])
 
+        self._given(works)
         limit = self._config.trainer.step_timeout_s
         try:
             with anyio.fail_after(limit):

@@ -15,14 +15,14 @@ from asyncrl.engine import metrics
 from asyncrl.engine.events.learning import agreement
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.progress import Progress
-from asyncrl.engine.events.types import Measured, Planned, StepEnded, StepStarted, written
+from asyncrl.engine.events.types import Measured, Planned, StepEnded, StepStarted, WorkGiven, written
 from asyncrl.engine.feedback import Feedback
 from asyncrl.engine.front_end import Batch
 from asyncrl.engine.groups import Groups, Settlement, drop_fates, trained_fates
 from asyncrl.engine.lifecycle.base import RankHandle
 from asyncrl.engine.records import Plan
 from asyncrl.engine.records.gaps import LOG_RATIO_MAX, LOG_RATIO_MEAN
-from asyncrl.engine.records.work import RankResult
+from asyncrl.engine.records.work import RankResult, RankWork
 from asyncrl.engine.selection import Selection, select
 from asyncrl.engine.stages import Stages
 from asyncrl.engine.versions import Versions
@@ -55,7 +55,7 @@ class Step:
         self._chain = chain
         self._progress = progress
         self._ranks = ranks
-        self._stages = Stages(config, ranks=ranks, cost=cost)
+        self._stages = Stages(config, ranks=ranks, cost=cost, given=self._note_work)
         self._feedback = Feedback(
             cost, packed=trainer.packed, one_length=trainer.pad_to_step_length, align=trainer.align
         )
@@ -187,6 +187,16 @@ class Step:
                 step=step,
                 version=self._versions.trainer,
                 groups=[judgement.group.group for judgement in training],
+            )
+        )
+
+    def _note_work(self, works: Sequence[RankWork]) -> None:
+        self._log.append(
+            WorkGiven(
+                step=works[0].step,
+                stage=works[0].stage,
+                parts=[work.digests for work in works],
+                samples=[list(work.sample_digests().values()) for work in works],
             )
         )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 # Events hold no cycles, so the garbage collector, which would walk all that a reader keeps, passes over them.
@@ -81,9 +81,12 @@ class GroupFailed(Event, frozen=True, kw_only=True, tag="group_failed"):
 
 
 class Claimed(Event, frozen=True, kw_only=True, tag="claimed"):
+    """Groups were claimed, at most `asked` of them (null: not known)."""
+
     claim: str
     fence: int
     groups: list[int]
+    asked: int | None = None
 
 
 class ClaimReturned(Event, frozen=True, kw_only=True, tag="claim_returned"):
@@ -168,6 +171,18 @@ class StepStarted(Event, frozen=True, kw_only=True, tag="step_started"):
     step: int
     version: int
     groups: list[int]
+
+
+class WorkGiven(Event, frozen=True, kw_only=True, tag="work_given"):
+    """What the ranks are given for a stage (`logprobs`, `reference_logprobs`, `train`), as digests, by rank.
+
+    `parts` has the CRC-32 of each part by name (RankWork.digests); `samples` that of each sample, keys sorted.
+    """
+
+    step: int
+    stage: str
+    parts: list[dict[str, int]]
+    samples: list[list[int]]
 
 
 class StepEnded(Event, frozen=True, kw_only=True, tag="step_ended"):
@@ -267,6 +282,7 @@ AnyEvent = (
     | Measured
     | Planned
     | StepStarted
+    | WorkGiven
     | StepEnded
     | PublishStarted
     | PublishFailed

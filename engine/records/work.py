@@ -1,6 +1,8 @@
 """What the driver sends a rank for one stage of a step, and what comes back. Metadata only."""
 
-from collections.abc import Mapping
+import struct
+import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -49,6 +51,40 @@ class RankWork:
     def parts(self) -> tuple[Update, ...]:
         """The optimizer updates, also where there is one."""
         return self.updates or (Update(len(self.micro_batches), self.total_tokens),)
+
+    @property
+    def digests(self) -> dict[str, int]:
+        """The CRC-32 of each part of the work, the same on every platform: floats go in as their 64 bits."""
+        keys = sorted(self.prompt_tokens)
+        batches = [f"{batch.filler:d}:{batch.tokens}:{','.join(batch.keys)}" for batch in self.micro_batches]
+        updates = [number for update in self.updates for number in (update.micro_batches, update.tokens)]
+        return {
+            "micro_batches": zlib.crc32(";".join(batches).encode()),
+            "advantages": _of_floats(self.advantages[key] for key in keys),
+            "scales": _of_floats(self.scales[key] for key in keys if key in self.scales),
+            "withheld": _of_integers(self.withheld[key] for key in keys),
+            "prompt_tokens": _of_integers(self.prompt_tokens[key] for key in keys),
+            "counts": _of_integers([self.total_tokens, self.pad_to, *updates]),
+            "columns": zlib.crc32(f"{self.write:d}:{','.join(self.columns)}".encode()),
+        }
+
+    def sample_digests(self) -> dict[str, int]:
+        """Return by key the CRC-32 of advantage, scale, and tokens withheld and of the prompt; keys are sorted."""
+        pack = struct.Struct("<ddqq").pack
+        return {
+            key: zlib.crc32(pack(self.advantages[key], self.scales.get(key, 1.0), self.withheld[key], prompt))
+            for key, prompt in sorted(self.prompt_tokens.items())
+        }
+
+
+def _of_floats(values: Iterable[float]) -> int:
+    given = list(values)
+    return zlib.crc32(struct.pack(f"<{len(given)}d", *given))
+
+
+def _of_integers(values: Iterable[int]) -> int:
+    given = list(values)
+    return zlib.crc32(struct.pack(f"<{len(given)}q", *given))
 
 
 @dataclass(frozen=True, slots=True)

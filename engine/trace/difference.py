@@ -1,7 +1,7 @@
 """What a replay must say again, and the first place where it does not.
 
-An event is *derived* if it follows from the events before it: verdicts, batches, plans, steps and
-fates. Times, metrics of the ranks and event numbers are not.
+An event is *derived* if it follows from the events before it: verdicts, batches and when they can be taken,
+plans, what the ranks are given, steps and fates. Times, metrics of the ranks and event numbers are not.
 """
 
 from collections import defaultdict
@@ -13,21 +13,27 @@ import msgspec
 
 from asyncrl.engine.events.types import (
     AnyEvent,
+    BatchGivenUp,
     BatchJudged,
+    BatchTaken,
     Judged,
     Planned,
     Put,
     Settled,
     StepEnded,
     StepStarted,
+    WorkGiven,
 )
 
 _NAMED_BY: Mapping[type, tuple[str, ...]] = {
     Put: ("group",),
     Judged: ("batch", "group"),
     BatchJudged: ("batch",),
+    BatchTaken: ("batch",),
+    BatchGivenUp: ("batch",),
     Planned: ("step",),
     StepStarted: ("step",),
+    WorkGiven: ("step", "stage"),
     StepEnded: ("step",),
     Settled: ("group",),
 }

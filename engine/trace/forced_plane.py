@@ -1,7 +1,8 @@
-"""A plane in this process that answers claims with what a log says was claimed.
+"""A plane in this process that answers claims with what a log says was claimed, if that is an answer to them.
 
 Invariant: a group is in the plane from its claim on, with its tags and no columns; whatever is
-not forced (leases, fences, clears) is LocalPlane's own.
+not forced (leases, fences, clears) is LocalPlane's own. Of the log it trusts which groups a claim took,
+not how many were asked for.
 """
 
 from collections import Counter, defaultdict, deque
@@ -14,24 +15,36 @@ from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records import group as tag
+from asyncrl.engine.records.columns import COLUMNS
 from asyncrl.engine.signal import Signal
 
 FOR_EVER_S = float("inf")
+
+OWNER = "replay"
+"""Who claims in a replay."""
 
 current_batch: ContextVar[int] = ContextVar("current_batch")
 """The batch for which the running task claims."""
 
 
 class ForcedPlane:
-    """`expect` says how many claims each batch will have; `allow` lets the next of them through."""
+    """`expect` says how many claims each batch will have; `allow` lets the next of them through.
 
-    def __init__(self, *, clock: Callable[[], float], group_size: int) -> None:
+    A claim finds nothing only where the log lets it: its batch has no further claim, and `more_to_come` is false.
+    """
+
+    def __init__(
+        self, *, clock: Callable[[], float], group_size: int, more_to_come: Callable[[], bool] = lambda: False
+    ) -> None:
         self._plane = LocalPlane(clock=clock, lease_s=FOR_EVER_S)
         self._group_size = group_size
         self._expected: Counter[int] = Counter()
-        self._allowed: defaultdict[int, deque[Sequence[GroupMeta]]] = defaultdict(deque)
+        self._more_to_come = more_to_come
+        self._allowed: defaultdict[int, deque[tuple[Sequence[GroupMeta], int | None]]] = defaultdict(deque)
         self._complete: set[int] = set()
         self._changed = Signal()
+        self.refused = ""
+        """Why a claim that was made cannot have had the answer that stands in the log."""
         self.lost: frozenset[str] = frozenset()
         """Rows whose claims were lost before hand-off."""
 
@@ -44,8 +57,17 @@ class ForcedPlane:
     def expect(self, batch: int) -> None:
         self._expected[batch] += 1
 
-    def allow(self, batch: int, groups: Sequence[GroupMeta]) -> None:
-        self._allowed[batch].append(groups)
+    def allow(self, batch: int, groups: Sequence[GroupMeta], *, asked: int | None) -> None:
+        """Let a claim of so many groups through; `asked` is None where the log does not say how many it was for."""
+        self._allowed[batch].append((groups, asked))
+        self._changed.notify()
+
+    def waits(self, batch: int) -> bool:
+        """Say whether a claim that may go through was not made."""
+        return bool(self._allowed[batch])
+
+    def look(self) -> None:
+        """Have claims look again whether something can still come."""
         self._changed.notify()
 
     def complete(self, batch: int) -> None:
@@ -71,7 +93,15 @@ class ForcedPlane:
         if not self._allowed[batch]:
             return Claim(claim_id, partition, consumer, owner, 0, ())
         self._expected[batch] -= 1
-        return await self.put_and_claim(self._allowed[batch].popleft(), owner=owner, claim_id=claim_id)
+        groups, asked = self._allowed[batch].popleft()
+        request = (partition, consumer, tuple(columns), owner, owner == claim_id.rpartition("/")[0])
+        wanted = (PARTITION, CONSUMER, COLUMNS, OWNER, True)
+        if request != wanted:
+            self.refused = f"the replay claims {request[:4]} as {claim_id}; it should claim {wanted[:4]}"
+        elif len(groups) > max_groups or asked not in (None, max_groups):
+            of = len(groups) if asked is None else asked
+            self.refused = f"a claim of {of} groups in the log, of at most {max_groups} in the replay"
+        return await self.put_and_claim(groups, owner=owner, claim_id=claim_id)
 
     async def put_and_claim(self, groups: Sequence[GroupMeta], *, owner: str, claim_id: str) -> Claim:
         """Put groups and claim exactly them; they come in the order given."""
@@ -92,4 +122,5 @@ class ForcedPlane:
         return await self._plane.held(holding) - self.lost
 
     def _nothing_left(self, batch: int) -> bool:
-        return batch in self._complete and not self._expected[batch] and not self._allowed[batch]
+        over = batch in self._complete and not self._expected[batch] and not self._allowed[batch]
+        return over and not self._more_to_come()

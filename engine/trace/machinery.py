@@ -31,7 +31,7 @@ from asyncrl.engine.records.fate import CANCELLED, dropped
 from asyncrl.engine.records.work import RankResult, RankWork
 from asyncrl.engine.run_ahead import RunAhead
 from asyncrl.engine.step import Step
-from asyncrl.engine.trace.forced_plane import FOR_EVER_S
+from asyncrl.engine.trace.forced_plane import FOR_EVER_S, OWNER
 from asyncrl.engine.versions import Versions
 from asyncrl.engine.virtual_time import virtual_clock
 from asyncrl.filters import Chain
@@ -57,17 +57,20 @@ class ReplayRank:
     trained: Callable[[RankWork], Awaitable[None]] = _at_once
     measured: Callable[[], Awaitable[Mapping[str, Any]]] | None = None
     works: dict[int, RankWork] = field(default_factory=dict)
+    given: dict[str, RankWork] = field(default_factory=dict)
+    """The newest work of each stage."""
 
     @property
     def name(self) -> str:
         return f"rank{self.index}"
 
     async def train(self, work: RankWork) -> RankResult:
-        self.works[work.step] = work
+        self.works[work.step] = self.given[work.stage] = work
         await self.trained(work)
         return RankResult(0.0, 0.0, 0, 0.0, 0 if self.index else work.total_tokens, 0.0)
 
     async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:
+        self.given[work.stage] = work
         if work.stage == "reference_logprobs":
             return {}
         assert self.measured is not None
@@ -135,7 +138,7 @@ class Machinery:
             log=self.log,
             partition=PARTITION,
             consumer=CONSUMER,
-            owner="replay",
+            owner=OWNER,
             groups_per_step=config.rollout.groups_per_step,
             max_staleness=config.rollout.max_staleness,
             # The gate only delays claims, and those are forced.

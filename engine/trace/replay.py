@@ -2,12 +2,13 @@
 
 Forced are the claims (which groups, in which order) and their ends, the arrivals and failures of
 groups, and when the trainer took a batch, ended a step and heard of a served version. Derived, by
-the real front end, chain and planner, are verdicts, batches, plans, steps and fates; each is
-compared with the log. Where judged groups become ready again, the batch that had them begins anew.
+the real front end, chain and planner, are how many groups are asked for, verdicts, batches, plans, what
+the ranks are given, steps and fates; each is compared with the log. Where judged groups become ready
+again, the batch that had them begins anew.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,7 @@ from asyncrl.engine.events.types import (
     Settled,
     StepEnded,
     StepStarted,
+    WorkGiven,
     unwritten,
 )
 from asyncrl.engine.front_end import Batch
@@ -46,6 +48,7 @@ from asyncrl.engine.trace.claims import judged_claims, lost_rows
 from asyncrl.engine.trace.difference import Difference, Produced, title
 from asyncrl.engine.trace.forced_plane import FOR_EVER_S, ForcedPlane, current_batch
 from asyncrl.engine.trace.gates import Gates
+from asyncrl.engine.trace.given import unlike
 from asyncrl.engine.trace.machinery import Machinery
 from asyncrl.engine.trace.recording import Recording
 from asyncrl.engine.trace.restartable import Restartable
@@ -55,7 +58,19 @@ from asyncrl.filters.statistics import RunningStatistics
 
 # Virtual seconds in which everything that can happen after an event does.
 _LULL_S = 1e-6
-_COMPARED = (Put, Judged, BatchJudged, Planned, StepStarted, StepEnded, Settled)
+_SINCE_WORK_GIVEN = 3
+_COMPARED = (
+    Put,
+    Judged,
+    BatchJudged,
+    BatchTaken,
+    BatchGivenUp,
+    Planned,
+    StepStarted,
+    WorkGiven,
+    StepEnded,
+    Settled,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +106,10 @@ class _Replay:
         self._gates = Gates()
         self._measured: dict[int, Mapping[str, Any]] = {}
         self._error: Exception | None = None
-        self._plane = ForcedPlane(clock=virtual_clock, group_size=config.rollout.group_size)
+        self._plane = ForcedPlane(
+            clock=virtual_clock, group_size=config.rollout.group_size, more_to_come=self._more_to_come
+        )
+        self._to_dispatch = sum(isinstance(event, Dispatched) for event in recording.events)
         self._machinery = Machinery(
             config,
             chain=chain,
@@ -144,14 +162,22 @@ class _Replay:
         if impossible:
             return Difference(event.seq, title(event), impossible)
         await self._happen(event)
+        if self._plane.refused:
+            return Difference(event.seq, title(event), self._plane.refused)
+        return self._compare(event)
+
+    def _compare(self, event: AnyEvent) -> Difference | None:
         if isinstance(event, RunEnded):
             return self._compare_ending(event)
-        if not isinstance(event, _COMPARED):
+        difference = self._produced.compare(event) if isinstance(event, _COMPARED) else None
+        if difference is None:
             return None
-        difference = self._produced.compare(event)
-        if difference is not None and self._error is not None:
+        if isinstance(event, WorkGiven):
+            works = [rank.given[event.stage] for rank in self._machinery.ranks if event.stage in rank.given]
+            difference = replace(difference, why=(works and unlike(event, works)) or difference.why)
+        if self._error is not None:
             why = f"{difference.why}; it stopped with {type(self._error).__name__}: {self._error}"
-            return Difference(difference.seq, difference.event, why)
+            return replace(difference, why=why)
         return difference
 
     def _impossible(self, event: AnyEvent) -> str:
@@ -170,7 +196,10 @@ class _Replay:
         match event:
             case Claimed() if event.seq in self._claims:
                 claim = self._claims[event.seq]
-                self._plane.allow(claim.batch, [machinery.groups_seen[group] for group in claim.groups])
+                # Of a claim that was given back in part it is not known what was asked of the rest.
+                asked = event.asked if claim.groups == event.groups else None
+                groups = [machinery.groups_seen[group] for group in claim.groups]
+                self._plane.allow(claim.batch, groups, asked=asked)
                 await _lull()
             case ClaimReturned() | OwnerDead():
                 await self._take_back(event)
@@ -200,7 +229,9 @@ class _Replay:
             case Settled() if dropped(RUN_ENDED) in event.fates and not self._produced.settled(event.group):
                 await self._stop()
             case _:
+                self._to_dispatch -= isinstance(event, Dispatched)
                 machinery.feed(event)
+                self._plane.look()
 
     async def _take_back(self, event: ClaimReturned | OwnerDead) -> None:
         """Make groups ready again. Ones that were claimed and not judged are still so: their claim was left out."""
@@ -243,6 +274,7 @@ class _Replay:
             if await machinery.step.run(batch, waited_s=0.0, poll_hits=0) is None:
                 if self._says_taken:
                     await self._gates.wait((BatchGivenUp, batch.index))
+                machinery.log.append(BatchGivenUp(batch=batch.index))
                 versions.give_up()
             if steps is not None and versions.trainer >= steps:
                 return
@@ -253,6 +285,11 @@ class _Replay:
             await work()
         except Exception as error:  # The replay's edge: it becomes a difference, unless the log has it too.
             self._error = self._error or error
+
+    def _more_to_come(self) -> bool:
+        """Say whether a group comes by the log, so that no batch can be short."""
+        groups = self._machinery.groups
+        return bool(self._to_dispatch or groups.in_flight or groups.buffered)
 
     async def _step_ends(self, work: RankWork) -> None:
         await self._gates.wait((StepEnded, work.step))
@@ -274,7 +311,10 @@ class _Replay:
         if ended is None or ended.code != 0:
             return None
         # The last batch may have been cut off between its verdicts and its end.
-        more = self._produced.rest((Judged, Planned, StepStarted, StepEnded, Settled))
+        kinds: tuple[type, ...] = (Judged, Planned, StepStarted, StepEnded, Settled)
+        if self._recording.started.schema >= _SINCE_WORK_GIVEN:
+            kinds += (WorkGiven,)
+        more = self._produced.rest(kinds)
         if more is None:
             return None
         return Difference(0, title(more), "the replay says it, and the log does not")

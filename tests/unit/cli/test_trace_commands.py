@@ -113,7 +113,7 @@ def unheard_of(log: Path) -> None:
 
 
 def from_the_future(log: Path) -> None:
-    log.write_bytes(log.read_bytes().replace(b'"schema":2', b'"schema":99'))
+    log.write_bytes(log.read_bytes().replace(b'"schema":3', b'"schema":99'))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def from_the_future(log: Path) -> None:
         (lambda log: log.write_bytes(b""), "empty"),
         (broken_off, "events-000001.jsonl.gz is no whole compressed file"),
         (unheard_of, "Invalid value 'exploded'"),
-        (from_the_future, "schema 99, and this asyncrl reads up to 2"),
+        (from_the_future, "schema 99, and this asyncrl reads up to 3"),
         (lambda log: log.write_bytes(b"\x00\xff\n"), "line 1"),
     ],
 )

@@ -34,6 +34,7 @@ ONE_OF_EACH: list[AnyEvent] = [
     types.Measured(batch=2, log_ratios={"v1_p7_g0": [0.5, {"float": "nan"}]}),
     types.Planned(batch=2, step=1, ranks=[[["v1_p7_g0"], ["v1_p7_g1"]], [["v1_p7_g2"], []]], fillers=1),
     types.StepStarted(step=1, version=0, groups=[7]),
+    types.WorkGiven(step=1, stage="train", parts=[{"advantages": 2**32 - 1}, {}], samples=[[1, 2], []]),
     types.StepEnded(
         step=1,
         version=1,

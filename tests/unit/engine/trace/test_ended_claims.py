@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from asyncrl.engine.events.types import (
-    SCHEMA,
     Acknowledged,
     AnyEvent,
     BatchJudged,
@@ -101,7 +100,7 @@ def step(number: int, group: int, *, batch: int) -> list[AnyEvent]:
 def log_of(*parts: AnyEvent | list[AnyEvent]) -> Recording:
     """Number events as a run would."""
     config = script_config([], groups_per_step=2, max_staleness=2)
-    events: list[AnyEvent] = [RunStarted(schema=SCHEMA, config=config.model_dump(), software={})]
+    events: list[AnyEvent] = [RunStarted(schema=2, config=config.model_dump(), software={})]
     for part in parts:
         events += part if isinstance(part, list) else [part]
     events.append(RunEnded(code=0, reason="data exhausted"))

@@ -1,0 +1,36 @@
+"""Where what a rank was given differs from what the replay would give it: rank, part, and the first sample.
+
+It trusts `RankWork.digests` alone, which the run and the replay both call.
+"""
+
+from collections.abc import Sequence
+
+from asyncrl.engine.events.types import WorkGiven
+from asyncrl.engine.records.work import RankWork
+
+
+def unlike(recorded: WorkGiven, works: Sequence[RankWork]) -> str:
+    """Say in which part the first rank's work that differs does; empty where no rank's does."""
+    if len(recorded.parts) != len(works):
+        return f"the {recorded.stage} stage has {len(recorded.parts)} ranks in the log, {len(works)} in the replay"
+    for rank, (parts, samples, work) in enumerate(zip(recorded.parts, recorded.samples, works, strict=True)):
+        mine = work.digests
+        names = [name for name in mine if parts.get(name) != mine[name]]
+        if names:
+            return f"the {recorded.stage} stage gave rank {rank} other {', '.join(names)}{_first(samples, work)}"
+    return ""
+
+
+def _first(samples: Sequence[int], work: RankWork) -> str:
+    """Name the first sample that counts otherwise, with what it counts in the replay."""
+    mine = work.sample_digests()
+    if len(samples) != len(mine):
+        return f": {len(samples)} samples in the log, {len(mine)} in the replay"
+    for (key, digest), recorded in zip(mine.items(), samples, strict=True):
+        if digest != recorded:
+            counts = f"advantage {work.advantages[key]!r}"
+            if work.scales:
+                counts += f", scale {work.scales[key]!r}"
+            counts += f", {work.withheld[key]} tokens withheld, {work.prompt_tokens[key]} of the prompt"
+            return f", first of {key}; in the replay it has {counts}"
+    return ""
