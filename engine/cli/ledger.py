@@ -13,13 +13,17 @@ _SHOWN = 50
 def ledger(
     run: Annotated[str, typer.Argument(metavar="RUN_OR_LOG", help="A run's folder, or one file of its event log.")],
 ) -> None:
-    """Prove that each sample has one fate. Exit code 0: it has; 1: some have not; 2: bad input."""
+    """Prove that each sample has one fate. Exit code 0: it has; 1: some have not; 2: bad input.
+
+    Of a log that breaks off nothing is proved: what is open in it is named, and the exit code is 2.
+    """
     from asyncrl.engine.errors import TraceError
     from asyncrl.engine.trace.conservation import prove
     from asyncrl.engine.trace.recording import Recording
 
     try:
         recording = Recording.read(Path(run))
+        recording.require_whole("the ledger")
     except TraceError as error:
         fail(str(error))
     proof = prove(recording.events)
@@ -32,7 +36,9 @@ def ledger(
     if len(faults) > _SHOWN:
         typer.echo(f"and {len(faults) - _SHOWN} more")
     if faults:
-        more = "" if proof.ended else "; the log breaks off, so the run may have been killed or may still go on"
-        typer.echo(f"{len(faults)} faults in {proof.samples} samples{more}")
+        typer.echo(f"{len(faults)} faults in {proof.samples} samples")
+    if recording.breaks_off:
+        fail(f"ledger {run}: {recording.breaks_off}: it was killed, or still goes on; nothing is proved")
+    if faults:
         raise typer.Exit(1)
     typer.echo(f"each of {proof.samples} samples has one fate")

@@ -32,22 +32,23 @@ def show(
 
     A block of dots is a filler; a bar stands between optimizer updates.
     """
-    from asyncrl.engine.events.log import read_events
+    from asyncrl.engine.errors import TraceError
     from asyncrl.engine.events.types import Planned, Put, StepEnded
+    from asyncrl.engine.trace.recording import Recording
 
-    path = Path(run)
-    if not path.exists():
+    if not Path(run).exists():
         fail(f"plan show {run}: there is no such folder")
+    try:
+        events = Recording.read(Path(run)).events
+    except TraceError as error:
+        fail(f"plan show: {error}")
     lengths: dict[str, int] = {}
     plans: dict[int, Planned] = {}
     ended: dict[int, StepEnded] = {}
-    for event in read_events(path):
+    for event in events:
         match event:
-            case Put():
-                prompt = event.tags["prompt_tokens"]
-                lengths.update(
-                    (key, prompt + n) for key, n in zip(event.keys, event.tags["response_tokens"], strict=True)
-                )
+            case Put(tags={"prompt_tokens": prompt, "response_tokens": responses}):
+                lengths.update((key, prompt + n) for key, n in zip(event.keys, responses, strict=True))
             case Planned():
                 plans[event.step] = event
             case StepEnded():
@@ -57,6 +58,10 @@ def show(
     wanted = max(plans) if step is None else step
     if wanted not in plans:
         fail(f"plan show --step {wanted}: the run has steps {min(plans)} to {max(plans)}")
+    unknown = [key for rank in plans[wanted].ranks for keys in rank for key in keys if key not in lengths]
+    if unknown or not any(plans[wanted].ranks):
+        what = f"no put of {unknown[0]} with its tokens" if unknown else "no micro-batch"
+        fail(f"plan show --step {wanted}: the log has {what}; it is not whole, or the plan was changed")
     for line in _picture(plans[wanted], lengths, ended.get(wanted)):
         typer.echo(line)
     if wanted in ended:

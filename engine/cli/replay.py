@@ -24,7 +24,10 @@ def replay(
     step: Annotated[int | None, typer.Option(metavar="N", help="Rebuild the loss inputs of this step.")] = None,
     out: Annotated[str | None, typer.Option(metavar="FILE", help="Where --step writes them (safetensors).")] = None,
 ) -> None:
-    """Judge and plan a recorded run again. Exit code 0: identical, or a what-if; 1: a difference; 2: bad input."""
+    """Judge and plan a recorded run again. Exit code 0: identical, or a what-if; 1: a difference; 2: bad input.
+
+    Of a log that breaks off nothing is called identical: what it has is compared, and the exit code is 2.
+    """
     from asyncrl.configs import Override, parse_set, parse_value
     from asyncrl.engine.errors import AsyncRLError
     from asyncrl.engine.trace.recording import Recording
@@ -43,7 +46,7 @@ def replay(
 
             if step is not None:
                 fail("--step rebuilds what was trained; it cannot be asked together with a what-if")
-            _print(what_if(recording, recording.config(overrides, filter_ or [])))
+            _print(what_if(recording, recording.config(overrides, filter_ or [])), recording.breaks_off)
             return
         code = _replay(recording, Path(run), step, out)
     except AsyncRLError as error:
@@ -63,6 +66,9 @@ def _replay(recording: Recording, run: Path, step: int | None, out: str | None) 
         f"{sum(isinstance(event, kind) for event in recording.events)} {name}"
         for kind, name in ((Judged, "verdicts"), (Planned, "plans"), (Settled, "fates of groups"))
     )
+    if recording.breaks_off:
+        typer.echo(f"no difference as far as the log goes: {counts} of {len(recording.events)} events")
+        fail(f"replay {run}: {recording.breaks_off}; nothing is proved of what came after")
     typer.echo(f"identical: {counts} of {len(recording.events)} events")
     if step is not None and out is not None:
         from safetensors import SafetensorError
@@ -80,7 +86,7 @@ def _replay(recording: Recording, run: Path, step: int | None, out: str | None) 
     return 0
 
 
-def _print(answer: Answer) -> None:
+def _print(answer: Answer, breaks_off: str) -> None:
     from asyncrl.engine.trace.figures import side_by_side
     from asyncrl.engine.trace.what_if import LIMIT
 
@@ -90,5 +96,7 @@ def _print(answer: Answer) -> None:
         mark = "" if before == after or not name else "  *"
         typer.echo(f"{name:<{wide[0]}}  {before:>{wide[1]}}  {after:>{wide[2]}}{mark}")
     typer.echo(f"\n{LIMIT}")
+    if breaks_off:
+        typer.echo(f"Both sides end there: {breaks_off}.")
     if answer.note:
         typer.echo(f"It ended early: {answer.note}")

@@ -73,12 +73,16 @@ def stats(
     from asyncrl.engine.trace.figures import Figures, shown
 
     figures, ends = Figures(), Ends()
+    events = _read(run).events
+    event = events[0]
     try:
-        for event in _read(run).events:
+        for event in events:
             figures.apply(event)
             ends.apply(event)
     except ValueError as error:
         fail(f"trace stats {run}: {error}; `asyncrl ledger {run}` names every such sample")
+    except LookupError as error:
+        fail(f"trace stats {run}: event {event.seq}, {event.__struct_config__.tag}: {error} is not there")
     if as_json:
         typer.echo(json.dumps(summarise_log(figures.ledger, figures.progress, ends), indent=2))
         return
@@ -98,8 +102,11 @@ def slice_(
     type_: TypeOption = None,
 ) -> None:
     """Write a part of a log as a log, events as they are, with the run's first event."""
+    from asyncrl.engine.trace.cutting import marked
+
     cut = _cut(first, last, group, type_)
-    _write(out, [event for event in _read(run).events if cut.keeps(event)])
+    events = _read(run).events
+    _write(out, marked([event for event in events if cut.keeps(event)], of=events))
 
 
 @app.command("anonymise")

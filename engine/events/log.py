@@ -12,10 +12,10 @@ from asyncrl.engine.errors import NotWritten
 from asyncrl.engine.events.lock import LogLock
 from asyncrl.engine.events.reopen import reopen
 from asyncrl.engine.events.segments import FILE_NAME, read_lines, segment_files
-from asyncrl.engine.events.types import AnyEvent, Resumed, RunStarted, check_schema
+from asyncrl.engine.events.types import UNREADABLE, AnyEvent, Resumed, RunStarted, check_schema
 from asyncrl.engine.events.writer import SEGMENT_BYTES, FileWriter, ThreadedWriter, Writer
 
-__all__ = ["FILE_NAME", "EventLog", "Fold", "effective_events", "fold_events", "read_events"]
+__all__ = ["FILE_NAME", "EventLog", "Fold", "effective_events", "fold_events", "located_events", "read_events"]
 
 
 class Fold(Protocol):
@@ -162,24 +162,31 @@ def read_events(path: Path) -> Iterator[AnyEvent]:
     A torn last line is passed over; any other bad line, and a segment that breaks off, raises
     DecodeError with file and line, as does a log of a newer schema. FileNotFoundError if there is no log.
     """
+    for _, event in located_events(path):
+        yield event
+
+
+def located_events(path: Path) -> Iterator[tuple[str, AnyEvent]]:
+    """Yield events as `read_events` does, each with its file and line in words."""
     decode = msgspec.json.Decoder(AnyEvent).decode
     for file in segment_files(path) if path.is_dir() else [path]:
         for number, line in enumerate(read_lines(file), start=1):
+            where = f"{file.name}, line {number}"
             try:
                 event: AnyEvent = decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except UNREADABLE as error:
                 _check_schema_of(line)
-                raise msgspec.DecodeError(f"{file.name}, line {number}: {error}") from error
+                raise msgspec.DecodeError(f"{where}: {error}") from error
             if isinstance(event, RunStarted):
                 check_schema(event.schema)
-            yield event
+            yield where, event
 
 
 def _check_schema_of(line: bytes) -> None:
     """Say of a line that cannot be read that it starts a log of a newer schema, if it does."""
     try:
         schema = msgspec.json.decode(line).get("schema")
-    except (msgspec.DecodeError, UnicodeDecodeError, AttributeError):
+    except (*UNREADABLE, AttributeError):
         return
     if isinstance(schema, int):
         check_schema(schema)
@@ -202,7 +209,10 @@ def _void_numbers(path: Path, up_to: int | None) -> list[range]:
     void = [] if up_to is None else [range(up_to + 1, sys.maxsize)]
     for file in reversed(segment_files(path) if path.is_dir() else [path]):
         for line in reversed([line for line in read_lines(file) if b'"resumed"' in line]):
-            event: AnyEvent = decode(line)
+            try:
+                event: AnyEvent = decode(line)
+            except UNREADABLE:  # Whoever reads the events comes to this line too, and names it.
+                continue
             if isinstance(event, Resumed) and not any(event.seq in numbers for numbers in void):
                 void.append(range(event.after + 1, event.seq))
     return void

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.engine.events.segments import FILE_NAME, Segment, read_lines, segment_files
-from asyncrl.engine.events.types import check_schema
+from asyncrl.engine.events.types import UNREADABLE, check_schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _File:
 def _event(path: Path, line: bytes) -> _Any:
     try:
         event = msgspec.json.decode(line, type=_Any)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise msgspec.DecodeError(f"{path.name} holds a line that is no event: {error}") from error
     check_schema(event.schema)
     return event

@@ -14,6 +14,9 @@ import msgspec
 
 SCHEMA = 3
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding a line raises if it is no event: RecursionError for JSON that is nested too deep."""
+
 
 # Events hold no cycles, so the garbage collector, which would walk all that a reader keeps, passes over them.
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", gc=False):
@@ -27,7 +30,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", gc=Fals
 class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     """`config` holds every value in force; `process_wall` is when the process was created.
 
-    `cost` holds the fields of the cost model by which plans are balanced; null: by tokens.
+    `cost` holds the fields of the cost model by which plans are balanced; null: by tokens. `part`: the log
+    is a slice of a run's, and lacks events on purpose.
     """
 
     schema: int
@@ -35,6 +39,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     software: dict[str, str]
     process_wall: float | None = None
     cost: dict[str, Any] | None = None
+    part: bool = False
 
 
 class Dispatched(Event, frozen=True, kw_only=True, tag="dispatched"):

@@ -11,7 +11,7 @@ from asyncrl.engine.records.work import RankWork
 
 def unlike(recorded: WorkGiven, works: Sequence[RankWork]) -> str:
     """Say in which part the first rank's work that differs does; empty where no rank's does."""
-    if len(recorded.parts) != len(works):
+    if {len(recorded.parts), len(recorded.samples)} != {len(works)}:
         return f"the {recorded.stage} stage has {len(recorded.parts)} ranks in the log, {len(works)} in the replay"
     for rank, (parts, samples, work) in enumerate(zip(recorded.parts, recorded.samples, works, strict=True)):
         mine = work.digests

@@ -1,6 +1,6 @@
 """A recorded run: its events in order, and the configuration under which they came about."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,25 @@ import msgspec
 from asyncrl.configs import Override, RunConfig, load
 from asyncrl.configs.load import DEFAULT_PRESET
 from asyncrl.engine.errors import TraceError
-from asyncrl.engine.events.log import effective_events
-from asyncrl.engine.events.types import AnyEvent, RunEnded, RunStarted
+from asyncrl.engine.events.log import effective_events, located_events
+from asyncrl.engine.events.types import AnyEvent, Put, Resumed, RunEnded, RunStarted
+from asyncrl.engine.records import group as tag
+from asyncrl.engine.trace.untyped import check_untyped
 from asyncrl.trainers.cost_model import CostModel
 from asyncrl.trainers.fan_out import Cost
+
+_TAGS = frozenset(
+    (
+        tag.GROUP,
+        tag.VERSION,
+        tag.PROMPT_TOKENS,
+        tag.RESPONSE_TOKENS,
+        tag.TRAINABLE_TOKENS,
+        tag.REWARD,
+        tag.STATUS,
+        tag.CAUSE,
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +39,13 @@ class Recording:
 
     @classmethod
     def read(cls, path: Path) -> "Recording":
-        """Read a run folder or one log file; TraceError if it is not there, is no log, or holds no event."""
+        """Read a run folder or one log file: the one reader of all commands.
+
+        TraceError if it is not there, is no log, holds no event, or lacks a line; with file and line where it
+        is one. A slice that says so may lack events, and a log may break off: see `require_whole`.
+        """
         try:
+            _check(located_events(path))
             events = list(effective_events(path))
         except OSError as error:
             raise TraceError(f"{path} cannot be read as an event log: {error}") from error
@@ -34,6 +54,28 @@ class Recording:
         if not events:
             raise TraceError(f"{path} is an empty event log: it holds no event")
         return cls(events)
+
+    def require_whole(self, what: str) -> None:
+        """Refuse a log that lacks its beginning, or events on purpose: TraceError that says `what` needs them."""
+        first = self.events[0]
+        if self.started is not first:
+            raise TraceError(f"the log is not whole: it begins with event {first.seq}; {what} needs all events")
+        if self.started.part:
+            raise TraceError(f"the log is not whole: it is a slice of a run's; {what} needs all events")
+
+    def require_tags(self, what: str) -> None:
+        """Refuse a put without the tags that decisions are made from: TraceError with event, group and tag."""
+        for event in self.events:
+            lacking = sorted(_TAGS - event.tags.keys()) if isinstance(event, Put) else []
+            if lacking:
+                raise TraceError(f"event {event.seq}, {what} needs tag {lacking[0]!r}, which this put does not have")
+
+    @property
+    def breaks_off(self) -> str:
+        """Say where a log without an end breaks off; empty for one that says how its run ended."""
+        if self.ended is not None:
+            return ""
+        return f"the log is not whole: it breaks off after event {self.events[-1].seq}, before its run_ended"
 
     @property
     def started(self) -> RunStarted:
@@ -46,7 +88,8 @@ class Recording:
     @property
     def ended(self) -> RunEnded | None:
         """How the run ended; None for a log that breaks off."""
-        return next((event for event in reversed(self.events) if isinstance(event, RunEnded)), None)
+        last = self.events[-1]
+        return last if isinstance(last, RunEnded) else None
 
     @property
     def cost(self) -> Cost | None:
@@ -54,8 +97,11 @@ class Recording:
         started = next((event for event in self.events if isinstance(event, RunStarted)), None)
         if started is None or started.cost is None:
             return None
-        fields = {**started.cost, "attention": tuple(map(tuple, started.cost["attention"]))}
-        return CostModel(**fields).flops
+        try:
+            fields = {**started.cost, "attention": tuple(map(tuple, started.cost["attention"]))}
+            return CostModel(**fields).flops
+        except (KeyError, TypeError, ValueError) as error:
+            raise TraceError(f"event {started.seq}, run_started: its cost model cannot be read: {error!r}") from error
 
     def config(self, overrides: Sequence[Override] = (), filters: Sequence[str] = ()) -> RunConfig:
         """Return the recorded configuration under `overrides`, with `filters` appended to its chain.
@@ -67,6 +113,28 @@ class Recording:
     def values(self, source: str = "the recorded configuration") -> list[Override]:
         """Return the recorded configuration as overrides that say where they are from."""
         return [Override(path, value, source) for path, value in _leaves(self.started.config)]
+
+
+def follows(last: AnyEvent, event: AnyEvent) -> bool:
+    """Whether no event lies between two: numbers go up by one, but where what a resume made void was left out."""
+    return event.seq == last.seq + 1 or (isinstance(event, Resumed) and event.after == last.seq < event.seq)
+
+
+def _check(located: Iterable[tuple[str, AnyEvent]]) -> None:
+    """Refuse a log with a line missing, or with tags that no run writes: DecodeError with file and line."""
+    last: AnyEvent | None = None
+    part = False
+    for where, event in located:
+        part = part or (isinstance(event, RunStarted) and event.part)
+        if last is not None and not follows(last, event) and not (part and event.seq > last.seq):
+            raise msgspec.DecodeError(
+                f"{where}: event {event.seq} follows event {last.seq}; numbers go up by one, so a line is missing"
+            )
+        try:
+            check_untyped(event)
+        except msgspec.DecodeError as error:
+            raise msgspec.DecodeError(f"{where}: {error}") from error
+        last = event
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -88,6 +88,8 @@ def replay(recording: Recording, *, config: RunConfig | None = None, chain: Chai
 
     `chain` stands in for the configured filters, for logs of runs that had theirs given in code.
     """
+    recording.require_whole("a replay")
+    recording.require_tags("a replay")
     used = config or recording.config()
     filters = chain or build_chain(used.filters, min_live=used.rollout.min_live)
 

@@ -9,6 +9,8 @@ from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.log import effective_events, read_events
 from asyncrl.engine.events.segments import read_index, segment_files
 from asyncrl.engine.events.types import AnyEvent, Put, Resumed, RunEnded, RunStarted, digest_written
+from asyncrl.engine.trace.recording import follows
+from asyncrl.engine.trace.untyped import check_untyped
 
 
 def problems(path: Path) -> Iterator[str]:
@@ -59,7 +61,7 @@ class _Checks:
         last = self._last
         if last is None and not isinstance(event, RunStarted):
             yield f"event {event.seq}: the log begins with {event.__struct_config__.tag}, not with run_started"
-        if last is not None and event.seq != last.seq + 1:
+        if last is not None and not follows(last, event):
             yield f"event {event.seq} follows event {last.seq}; numbers go up by one"
         if last is not None and event.t < last.t:
             yield f"event {event.seq}: its time {event.t} is before that of the event before it, {last.t}"
@@ -68,6 +70,10 @@ class _Checks:
         if isinstance(last, RunEnded) and not isinstance(event, RunStarted | Resumed):
             yield f"event {event.seq} comes after the end of the run"
         self._last = event
+        try:
+            check_untyped(event)
+        except msgspec.DecodeError as error:
+            yield str(error)
 
     def at_end(self) -> Iterator[str]:
         if self._last is None:

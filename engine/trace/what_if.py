@@ -62,6 +62,8 @@ def what_if(recording: Recording, config: RunConfig, *, chain: Chain | None = No
 
     TagError if its filters need a tag that was not recorded; TraceError if events of the log are missing.
     """
+    recording.require_whole("a what-if")
+    recording.require_tags("a what-if")
     if config.rollout.group_size != recording.config().rollout.group_size:
         raise TraceError(
             f"rollout.group_size is {config.rollout.group_size}, and the recorded groups have "

@@ -96,6 +96,7 @@ def test_a_log_of_which_parts_are_missing_teaches_nothing(simulate: Callable[...
         ([event for event in events if not isinstance(event, RunStarted)], "has no run_started event"),
         ([], "holds no event"),
     ):
-        write_log(folder / "broken.jsonl", broken)
+        numbered = [msgspec.structs.replace(event, seq=seq) for seq, event in enumerate(broken, start=1)]
+        write_log(folder / "broken.jsonl", numbered)
         refused = simulate("--from", "broken.jsonl")
         assert (refused.exit_code, says in refused.output) == (2, True), refused.output

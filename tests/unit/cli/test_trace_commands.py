@@ -37,7 +37,8 @@ def call(*words: object) -> Result:
 
 
 def rewrite(run: Path, events: Sequence[AnyEvent]) -> None:
-    write_log(run / "events.jsonl", events)
+    """Write events with new numbers, as a run that had said no others would have."""
+    write_log(run / "events.jsonl", [msgspec.structs.replace(event, seq=seq) for seq, event in enumerate(events, 1)])
 
 
 def test_an_unchanged_log_replays_with_exit_code_0(run: Path) -> None:
@@ -181,7 +182,9 @@ def test_the_ledger_proves_a_whole_run_and_names_a_sample_without_a_fate(run: Pa
 def test_a_log_that_breaks_off_says_so(run: Path) -> None:
     rewrite(run, list(read_events(run))[:8])
     done = call("ledger", run)
-    assert (done.exit_code, "the log breaks off" in done.stdout) == (1, True)
+    says = "the log is not whole: it breaks off after event 8, before its run_ended: it was killed, or still goes on"
+    assert (done.exit_code, says in done.stderr) == (2, True)
+    assert "no fate; dispatched by event" in done.stdout
     done = call("trace", "validate", run)
     assert (done.exit_code, "the log breaks off after event 8" in done.stdout) == (1, True)
 
