@@ -32,7 +32,7 @@ from asyncrl.engine.records import group as tag
 _OF_ONE_GROUP = (Dispatched, Span, Finished, Put, GroupFailed, Judged, Settled)
 _OF_GROUPS = (Claimed, ClaimReturned, OwnerDead, Released, StepStarted)
 _HIDDEN_SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "task": {"name": "echo", "options": {}},
+    "task": {"name": "hidden", "options": {}},
     "model": {"path": None},
     "run": {"directory": None},
 }
