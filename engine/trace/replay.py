@@ -3,7 +3,8 @@
 Forced are the claims (which groups, in which order) and their ends, the arrivals and failures of
 groups, and when the trainer took a batch, ended a step and heard of a served version. Derived, by
 the real front end, chain and planner, are how many groups are asked for, verdicts, batches, plans, what
-the ranks are given, steps and fates; each is compared with the log. Where judged groups become ready
+the ranks are given, steps and fates; each is compared with the log. What dispatcher, publisher and gate do
+is forced, and held to what they may do (loop.py). Where judged groups become ready
 again, the batch that had them begins anew.
 """
 
@@ -49,6 +50,7 @@ from asyncrl.engine.trace.difference import Difference, Produced, title
 from asyncrl.engine.trace.forced_plane import FOR_EVER_S, ForcedPlane, current_batch
 from asyncrl.engine.trace.gates import Gates
 from asyncrl.engine.trace.given import unlike
+from asyncrl.engine.trace.loop import Loop
 from asyncrl.engine.trace.machinery import Machinery
 from asyncrl.engine.trace.recording import Recording
 from asyncrl.engine.trace.restartable import Restartable
@@ -105,6 +107,7 @@ class _Replay:
     def __init__(self, recording: Recording, config: RunConfig, chain: Chain) -> None:
         self._recording = recording
         self._produced = Produced()
+        self._loop = Loop(recording, config, refill=chain.refill is not None)
         self._gates = Gates()
         self._measured: dict[int, Mapping[str, Any]] = {}
         self._error: Exception | None = None
@@ -160,7 +163,7 @@ class _Replay:
 
     async def _follow(self, event: AnyEvent) -> Difference | None:
         """Let an event of the log happen, then compare it if it is derived."""
-        impossible = self._impossible(event)
+        impossible = self._impossible(event) or self._loop.fault(event)
         if impossible:
             return Difference(event.seq, title(event), impossible)
         await self._happen(event)
