@@ -74,9 +74,13 @@ class Order:
 
 
 class Grants:
-    """A fold; each event yields what it says and may not. `lost_first`: lost prompts come before new ones."""
+    """A fold; each event yields what it says and may not. `lost_first`: lost prompts come before new ones.
 
-    def __init__(self, config: RunConfig, *, refill: bool, lost_first: bool) -> None:
+    With the run's end, by event `final`, all capacity comes back.
+    """
+
+    def __init__(self, config: RunConfig, *, refill: bool, lost_first: bool, final: AnyEvent | None = None) -> None:
+        self._final = final
         self._config = config
         self._refill = refill
         self._lost_first = lost_first
@@ -189,7 +193,7 @@ class Grants:
 
     def _release(self, event: Released) -> Iterator[str]:
         early = [group for group in event.groups if group in self._out and not self._is_due(group)]
-        if early:
+        if early and event is not self._final:
             yield f"capacity of groups {early[:5]} came back before it was due"
         twice = [group for group in event.groups if group not in self._out]
         if twice:

@@ -23,6 +23,7 @@ from asyncrl.engine.events.types import (
     PublishFailed,
     PublishStarted,
     Put,
+    Released,
     Resumed,
     RunEnded,
     Settled,
@@ -48,7 +49,7 @@ class Loop:
         in_order = ended is not None and (ended.code == 1 or ended.reason in (LIMIT_STEPS, DATA_EXHAUSTED))
         self._checked = any(isinstance(event, PublishStarted) for event in recording.events)
         self._parts = (
-            Grants(config, refill=refill, lost_first=in_order),
+            Grants(config, refill=refill, lost_first=in_order, final=_last_release(recording)),
             _Publishes(_generators(recording.events)),
             _Claims(config, refill=refill),
             _Ends(config),
@@ -60,6 +61,12 @@ class Loop:
         if not self._checked:
             return ""
         return next((said for part in self._parts for said in part.apply(event)), "")
+
+
+def _last_release(recording: Recording) -> AnyEvent | None:
+    """Return the event by which the end of a run gives back all capacity, if there is one."""
+    before = [event for event in recording.events[-3:] if isinstance(event, Released)]
+    return before[-1] if before and recording.ended is not None else None
 
 
 def _generators(events: Sequence[AnyEvent]) -> list[str]:
