@@ -153,7 +153,7 @@ def dead_owner() -> Outcome:
 async def _other_driver(controller: Controller) -> None:
     """Claim two groups under another name, and be declared dead with them."""
     groups, plane = controller.groups, controller._world.plane
-    for number, begin_s in enumerate((3.05, 6.05), start=1):
+    for number, begin_s in enumerate((2.05, 4.05), start=1):
         owner = f"driver-{number}"
         await anyio.sleep(begin_s - virtual_clock())
         await groups.changed.wait_at_most(lambda: bool(groups.buffered), 100.0)

@@ -210,7 +210,7 @@ CHANGES: list[tuple[str, Callable[[Events], object], str, str]] = [
     ("overlap", move(BatchTaken, StepEnded, batch=2), "batch_taken", "the replay does not say it"),
     ("gate", backwards, "claimed", "are not taken oldest version first"),
     ("gate", set_fields(RunEnded, 0, reason="step limit reached"), "run_ended", "the limit is None"),
-    ("overlap", set_fields(RunEnded, 0, reason="data exhausted"), "run_ended", "were never judged"),
+    ("tokens", set_fields(RunEnded, 0, reason="data exhausted"), "run_ended", "were never judged"),
 ]
 
 
