@@ -33,7 +33,7 @@ class Desk:
 
     def arrive(self, *groups: int) -> None:
         for group in groups:
-            self.tell(Put(group=group, keys=[], tags={}, digest=0))
+            self.tell(Put(group=group, keys=[], tags={}))
 
 
 def test_without_anything_known_groups_go_by_what_is_in_flight() -> None:
