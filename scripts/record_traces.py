@@ -19,7 +19,7 @@ import structlog
 
 from asyncrl.engine.controller import Controller
 from asyncrl.engine.errors import ActorDied
-from asyncrl.engine.events.types import AnyEvent, OwnerDead
+from asyncrl.engine.events.types import AnyEvent, GroupFailed, OwnerDead
 from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION
 from asyncrl.engine.records.columns import COLUMNS
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
@@ -183,7 +183,14 @@ def record(name: str) -> list[AnyEvent]:
     """Return the events of a trace, numbered from 1."""
     with structlog.testing.capture_logs():
         events = recording_of(RECORDED[name]()).events
-    return [msgspec.structs.replace(event, seq=seq) for seq, event in enumerate(events, start=1)]
+    return [msgspec.structs.replace(_brief(event), seq=seq) for seq, event in enumerate(events, start=1)]
+
+
+def _brief(event: AnyEvent) -> AnyEvent:
+    """Keep the last line of an error: the traceback above it names folders of whoever records."""
+    if isinstance(event, GroupFailed):
+        return msgspec.structs.replace(event, error=event.error.rstrip().rpartition("\n")[2])
+    return event
 
 
 def main() -> None:

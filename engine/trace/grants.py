@@ -30,7 +30,7 @@ from asyncrl.engine.events.types import (
 )
 from asyncrl.engine.records.fate import CANCELLED, RUN_ENDED, STALE, TRAINED, dropped
 
-_Prompt = tuple[str, int]
+_Prompt = tuple[str, int | str]
 
 
 class Order:

@@ -64,9 +64,9 @@ class Loop:
 
 
 def _last_release(recording: Recording) -> AnyEvent | None:
-    """Return the event by which the end of a run gives back all capacity, if there is one."""
+    """Return the event by which the end of a run gives back all capacity, if there is one; RunEnded may lack."""
     before = [event for event in recording.events[-3:] if isinstance(event, Released)]
-    return before[-1] if before and recording.ended is not None else None
+    return before[-1] if before else None
 
 
 def _generators(events: Sequence[AnyEvent]) -> list[str]:
