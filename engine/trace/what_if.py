@@ -171,6 +171,9 @@ class _WhatIf:
                 if batch.kept:
                     await self._machinery.front_end.hand_off(batch)
                     await self._machinery.step.run(batch, waited_s=0.0, poll_hits=0)
+            if self._at_step_limit() and not self._plane.empty:
+                # A run judges one batch ahead of its trainer, and so one that comes too late to be trained.
+                await self._machinery.front_end.next_batch()
         except RefillExhausted as error:
             note = str(error)
         for group in [group for group in self._outside if group not in self._machinery.groups_seen]:
@@ -179,9 +182,12 @@ class _WhatIf:
         return Answer(before, self._figures, self._events, note)
 
     def _at_limit(self) -> bool:
-        run, progress = self._config.run, self._figures.progress
-        steps = run.steps is not None and progress.steps >= run.steps
-        return steps or (run.batches is not None and progress.batches >= run.batches)
+        batches = self._config.run.batches
+        return self._at_step_limit() or (batches is not None and self._figures.progress.batches >= batches)
+
+    def _at_step_limit(self) -> bool:
+        steps = self._config.run.steps
+        return steps is not None and self._figures.progress.steps >= steps
 
     def _is_complete(self, batch: Batch) -> bool:
         """Whether a batch has all groups that it asks for, and was not cut short by the end of the log."""
