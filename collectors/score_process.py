@@ -24,6 +24,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from asyncrl.collectors.outcome import Outcome, Rules, SampleFailure
+from asyncrl.collectors.score_answers import decode
+from asyncrl.collectors.score_worker import READY
 from asyncrl.engine.records import Prompt
 
 _GRACE_S = 1.0
@@ -92,10 +94,12 @@ class ScoreProcess:
             else:
                 line.send_bytes(asked)
                 if line.poll(min(self._rules.timeout_s, _LONGEST_WAIT_S)):
-                    outcome: Outcome = pickle.loads(line.recv_bytes())
-                    return outcome
+                    return decode(line.recv_bytes())
                 fault = self._rules.late()
                 self._replace()
+        except ValueError as error:  # What came is not an outcome: the code that it runs wrote to its line.
+            fault = self._rules.failed(error)
+            self._replace()
         except (EOFError, OSError):
             fault = self._rules.failed(f"the process that scores ended while it scored, {self._replace(hung_up=True)}")
         return fault
@@ -138,8 +142,11 @@ class ScoreProcess:
             return None
         if not line.poll(self._start_timeout_s):
             return self._rules.failed(f"the process that scores did not start within {self._start_timeout_s:g} s")
-        fault: SampleFailure | None = pickle.loads(line.recv_bytes())
+        answer = line.recv_bytes()
+        fault = None if answer == READY else decode(answer)
         self._ready = fault is None
+        if fault is not None and not isinstance(fault, SampleFailure):
+            raise ValueError("the process that scores gave a reward before it was asked for one")
         return fault
 
 

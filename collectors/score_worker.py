@@ -12,15 +12,18 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from asyncrl.collectors.outcome import Rules, judged
+from asyncrl.collectors.score_answers import encode
 from asyncrl.collectors.tasks.load import load_task
 
 _PR_SET_PDEATHSIG = 1
+READY = b""
+"""The first answer of a process that has built its task."""
 
 
 def serve(fd: int) -> None:
     """Take the task's options and rules, then answer until the other side hangs up.
 
-    The first answer is None, or says why the task could not be built.
+    The first answer is READY, or says why the task could not be built.
     """
     _end_with_parent()
     # Programs that a score starts must not hold the line open after this process has died.
@@ -31,9 +34,9 @@ def serve(fd: int) -> None:
     try:
         task = load_task(rules.task, options)
     except BaseException as error:  # The edge of user code.
-        line.send_bytes(pickle.dumps(rules.failed(error)))
+        line.send_bytes(encode(rules.failed(error)))
         return
-    line.send_bytes(pickle.dumps(None))
+    line.send_bytes(READY)
     while True:
         try:
             asked = line.recv_bytes()
@@ -41,9 +44,9 @@ def serve(fd: int) -> None:
             return
         try:
             prompt, response = pickle.loads(asked)
-            answer = pickle.dumps(judged(task, prompt, response, rules))
+            answer = encode(judged(task, prompt, response, rules))
         except BaseException as error:  # The edge of user code: a class of the user's in the prompt or the extras.
-            answer = pickle.dumps(rules.failed(error))
+            answer = encode(rules.failed(error))
         line.send_bytes(answer)
 
 
