@@ -7,8 +7,7 @@ group only while the others have so much that theirs would take as long.
 
 Example: groups of one collector take 1 s, of the other 10 s, with 4 in flight at each. The slow one, with none left
 in flight, is expected to take (1 + 1/4) / 2 · 10 s = 6.25 s; the quick one takes that long with 46 in flight. Nothing
-is known of a collector until its first group arrives: until then it has its share of one step's groups at most, since
-what a slow one holds of run-ahead the others lack.
+is known of a collector until its first group arrives: a slow one has its equal share of the first grants, once.
 
 Invariant: it depends on logged events alone, in their order, so a replay derives it again.
 """
@@ -47,16 +46,12 @@ class _Pace:
 
 
 class Balance:
-    """Chooses among collectors by name. With `exact`, for runs to be repeated exactly, time has no say: by turns.
-
-    A collector of which nothing is known has `first_groups` in flight at most; an only one has no such limit.
-    """
+    """Chooses among collectors by name. With `exact`, for runs to be repeated exactly, time has no say: by turns."""
 
     kinds = (Dispatched, Put, Settled)
 
-    def __init__(self, collectors: Iterable[str], *, exact: bool, first_groups: int) -> None:
+    def __init__(self, collectors: Iterable[str], *, exact: bool) -> None:
         self._paces = {name: _Pace() for name in sorted(collectors)}
-        self._first_groups = first_groups
         self._exact = exact
         self._place: dict[int, str] = {}
         self._now = 0.0
@@ -72,22 +67,12 @@ class Balance:
                 # A group that was cancelled took too long; one that failed says nothing of the time that groups take.
                 self._end(event.group, measured=dropped(CANCELLED) in event.fates)
 
-    @property
-    def may_choose(self) -> bool:
-        """Whether a collector may get a group now."""
-        return any(map(self._is_open, self._paces.values()))
-
     def choose(self) -> str:
         """Return the collector that should get the next group; of equals the one with least in flight, by name."""
         if self._exact:
             return min(self._paces, key=lambda name: self._paces[name].granted)
         fastest = min((pace.seconds for pace in self._paces.values() if pace.measured), default=0.0)
-        known = {name: pace for name, pace in self._paces.items() if self._is_open(pace)}
-        return min(known, key=lambda name: self._expected(known[name], fastest))
-
-    def _is_open(self, pace: _Pace) -> bool:
-        alone = self._exact or len(self._paces) == 1
-        return alone or pace.measured > 0 or len(pace.began) < self._first_groups
+        return min(self._paces, key=lambda name: self._expected(self._paces[name], fastest))
 
     def _expected(self, pace: _Pace, fastest: float) -> tuple[float, int]:
         """Return the seconds after which one more group is expected from a collector, and what it has in flight."""

@@ -99,11 +99,7 @@ class Controller:
             run_ahead=RunAhead(config.run_ahead_groups),
         )
         self.retirement = Retirement(config.task.retire_after, prompts=len(world.prompts))
-        balance = Balance(
-            (collector.name for collector in world.collectors),
-            exact=config.rollout.max_staleness == 0,
-            first_groups=-(-config.rollout.groups_per_step // len(world.collectors)),
-        )
+        balance = Balance((collector.name for collector in world.collectors), exact=config.rollout.max_staleness == 0)
         events.add(balance)
         self.dispatcher = Dispatcher(
             config,

@@ -122,7 +122,7 @@ class Dispatcher:
         waiting = self._batch_waits or len(self._groups.buffered) >= self._config.rollout.groups_per_step
         paced = self._config.rollout.pacing and waiting
         more = bool(self._requeue) or not self._source_done
-        return more and self._groups.run_ahead.free > 0 and not paced and self._balance.may_choose
+        return more and self._groups.run_ahead.free > 0 and not paced
 
     def _version_beyond(self, seen: int) -> bool:
         return self._versions.next_batch > seen

@@ -6,8 +6,10 @@ must notice. Whatever does not apply is an error, never passed over. Nothing her
 """
 
 import ast
+import textwrap
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,7 +50,8 @@ class Mutation:
             raise BadMutation(f"{self.name}: {qualname} in {self.file} has the pattern {found} times, not once")
         changed = text[:start] + body.replace(self.pattern, self.replacement) + text[end:]
         try:
-            same = ast.dump(ast.parse(changed)) == ast.dump(ast.parse(text))
+            # Of the function alone: parsing whole files for each record would take seconds.
+            same = _code(body.replace(self.pattern, self.replacement)) == _code(body)
         except SyntaxError as error:
             raise BadMutation(f"{self.name}: with the replacement {self.file} is no Python: {error}") from None
         if same:
@@ -57,7 +60,7 @@ class Mutation:
 
     def _span(self, text: str, qualname: str) -> tuple[int, int]:
         """Return where the function, or class, stands in the text."""
-        scope: list[ast.stmt] = ast.parse(text).body
+        scope: list[ast.stmt] = _parsed(text).body
         for part in qualname.split("."):
             kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
             named = [node for node in scope if isinstance(node, kinds) and node.name == part]
@@ -67,6 +70,15 @@ class Mutation:
         lines = text.splitlines(keepends=True)
         first, last = named[0].lineno - 1, named[0].end_lineno
         return len("".join(lines[:first])), len("".join(lines[:last]))
+
+
+@cache
+def _parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+def _code(function: str) -> str:
+    return ast.dump(ast.parse(textwrap.dedent(function)))
 
 
 def catalogue(folder: Path = CATALOGUE) -> list[Mutation]:

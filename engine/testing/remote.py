@@ -102,7 +102,7 @@ class Process:
             self._lose(call)
 
     def _lose(self, call: _Call) -> None:
-        del self._waiting[call]
+        self._waiting.pop(call, None)  # Gone already if the process was killed meanwhile.
         call.error = ActorDied(f"{self.name} died during {call.method}: killed", actor=self.name)
         call.acted.set()
         call.answered.set()
@@ -121,7 +121,7 @@ class Process:
         call.acted.set()
         if call.answer_s:
             await anyio.sleep(call.answer_s)
-        del self._waiting[call]
+        self._waiting.pop(call, None)  # Gone already if the process was killed meanwhile.
         call.answered.set()
 
 

@@ -1,11 +1,11 @@
-"""A collector that dies ends the run; its log says who and why, proves all samples, and replays."""
+"""A run that a tagger brings to its end: its log says who and why, proves all samples, and replays."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 from asyncrl.engine.events.log import read_events
-from asyncrl.engine.events.types import OwnerDead, RunEnded
+from asyncrl.engine.events.types import GroupFailed, RunEnded
 
 FILTER = """
 from asyncrl.filters import BaseRolloutFilter, keep
@@ -16,7 +16,7 @@ calls = 0
 def words(tokens):
     global calls
     calls += 1
-    return {*tokens} if calls > 400 else len(tokens)  # A set is no tag: the put refuses it.
+    return {*tokens} if calls > 400 else len(tokens)  # A set is not a tag: no log can write it.
 
 
 class Words(BaseRolloutFilter):
@@ -32,18 +32,22 @@ def asyncrl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
 
 
-def test_the_log_of_a_run_whose_collector_died_names_it_and_replays(tmp_path: Path) -> None:
+def test_the_log_of_a_run_whose_tagger_fails_names_it_and_replays(tmp_path: Path) -> None:
+    """FOUND-C14: each group fails with the filter's name, and after eight in a row the run ends with it."""
     (tmp_path / "my_words.py").write_text(FILTER, encoding="utf-8")
     small = ["--set", "rollout.groups_per_step=4", "--set", "rollout.group_size=8", "--set", "filters=[]"]
     words = ["train", "--runtime", "local", "--filter", "my_words:Words", *small, "--run-dir", "out"]
     done = asyncrl(tmp_path, *words)
     assert done.returncode == 1, done.stdout + done.stderr
     *before, end = read_events(tmp_path / "out")
-    [died] = [event for event in before if isinstance(event, OwnerDead)]
-    assert (died.owner, died.groups) == ("collector0", [])
-    assert died.error.startswith("TagError: ")
+    failed = [event for event in before if isinstance(event, GroupFailed)]
+    assert len(failed) >= 8
+    assert {event.reason for event in failed} == {"tagger_error"}
+    assert all("words" in event.error for event in failed)
     assert isinstance(end, RunEnded)
-    assert (end.code, end.reason, end.keys_left) == (1, died.error.splitlines()[0], 0)
+    assert (end.code, end.keys_left) == (1, 0)
+    assert end.reason.startswith("GenerationError: ")
+    assert "groups in a row failed in collector0" in end.reason
     done = asyncrl(tmp_path, "replay", "out")
     assert (done.returncode, done.stdout.partition(":")[0]) == (0, "identical"), done.stdout
     done = asyncrl(tmp_path, "ledger", "out")

@@ -16,7 +16,7 @@ class Desk:
     """A balance, fed with events by hand; `t` is the log's time."""
 
     def __init__(self, *names: str, exact: bool = False) -> None:
-        self.balance = Balance(names, exact=exact, first_groups=4)
+        self.balance = Balance(names, exact=exact)
         self.t = 0.0
         self.groups = 0
 
@@ -42,19 +42,6 @@ def test_without_anything_known_groups_go_by_what_is_in_flight() -> None:
     desk.tell(GroupFailed(group=1, reason="generation_error", error=""))
     desk.tell(Settled(group=1, fates=["failed:generation_error"] * 2))
     assert desk.grant() == ["b"]
-
-
-def test_of_what_is_not_known_yet_no_more_is_asked_than_its_share_of_a_step() -> None:
-    """FOUND-C3: the rest of run-ahead waits for the first that arrives, and goes there."""
-    desk = Desk("a", "b")
-    desk.grant(8)
-    assert not desk.balance.may_choose
-    desk.arrive(0)
-    assert desk.balance.may_choose
-    assert desk.grant(2) == ["a", "a"]
-    alone = Desk("a")
-    alone.grant(9)
-    assert alone.balance.may_choose
 
 
 def test_a_collector_whose_first_group_has_not_come_gets_none_of_what_the_others_ended() -> None:
@@ -119,9 +106,9 @@ def run(seconds: Sequence[float], *, staleness: int = 1, steps: int = 60) -> Out
 def test_a_collector_ten_times_slower_costs_a_run_its_first_groups_at_most(staleness: int) -> None:
     """FOUND-C3: no slower than without it but for its share of the first grants, which is lost once."""
     alone, both = run([1.0], staleness=staleness), run([1.0, 10.0], staleness=staleness)
-    assert both.seconds <= alone.seconds + 5.5
+    assert both.seconds <= alone.seconds + 10.0
     granted = Counter(event.collector for event in both.of(Dispatched))
-    first = 4 // 2
+    first = (staleness + 1) * 4 // 2
     assert granted["collector1"] <= first + 2
     assert both.ledger.by_reason("dropped").get("stale", 0) <= 4 * (first + 2)
 
@@ -134,7 +121,7 @@ def test_equal_collectors_share_equally() -> None:
 def test_what_a_run_granted_follows_from_its_log() -> None:
     """The events alone, in their order, say to whom each group had to go."""
     outcome = run([1.0, 3.0], steps=20)
-    balance = Balance(["collector0", "collector1"], exact=False, first_groups=2)
+    balance = Balance(["collector0", "collector1"], exact=False)
     for event in outcome.events:
         if isinstance(event, Dispatched):
             assert balance.choose() == event.collector

@@ -89,7 +89,7 @@ class HurriedDispatcher(Dispatcher):
     """It does not pace."""
 
     def _may_grant(self) -> bool:
-        return not self._source_done and self._groups.run_ahead.free > 0 and self._balance.may_choose
+        return not self._source_done and self._groups.run_ahead.free > 0
 
 
 class Hurried(Controller):
@@ -104,10 +104,10 @@ def run(controller: type[Controller], **settings: Any) -> Recording:
         simulated_config(**given),
         task=FakeTask(7, lambda prompt, index: float((prompt + index) % 3)),
         generators=[
-            FakeGenerator(seconds=seeded_delays(41)),
-            FakeGenerator(seconds=seeded_delays(42, mean_s=6.0, spread=1.0), refuse=lambda version: 0.5),
+            FakeGenerator(seconds=seeded_delays(21)),
+            FakeGenerator(seconds=seeded_delays(22, mean_s=6.0, spread=1.0), refuse=lambda version: 0.5),
         ],
-        rank_seconds=seeded_delays(43, mean_s=1.5),
+        rank_seconds=seeded_delays(23, mean_s=1.5),
         controller=controller,
     )
     return recording_of(outcome)
