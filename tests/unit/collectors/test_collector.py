@@ -492,7 +492,7 @@ class Queueing(FakeGenerator):
 
 @pytest.mark.parametrize("limit", [25.0, 1000.0])
 def test_a_group_that_waits_for_its_turn_has_another_limit_than_one_that_decodes(limit: float) -> None:
-    """FOUND-C10, FOUND-C13: as at staleness 0, four groups of 10 s each, one at a time, with 15 s to decode and `limit` to wait."""
+    """FOUND-C10, FOUND-C13: four groups of 10 s each, one at a time, with 15 s to decode and `limit` to wait."""
 
     async def work(desk: Desk) -> list[Message]:
         await desk.collector.grant([grant(i) for i in range(4)])
