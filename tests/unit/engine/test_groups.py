@@ -129,3 +129,13 @@ def test_fates_of_a_group_name_what_was_trained_masked_and_failed() -> None:
         "failed:score_error",
     )
     assert drop_fates(group, "stale") == ("dropped:stale",) * 3 + ("failed:score_error",)
+
+
+def test_a_notice_that_comes_after_the_claim_changes_nothing() -> None:
+    async def body(register: Register) -> None:
+        groups, arrivals = register.groups, register.groups.arrivals
+        groups.arrive(register.metas[0])
+        assert (groups.buffered, groups.arrivals) == ({}, arrivals)
+        assert sorted(groups.claimed) == [0, 1]
+
+    run(body)

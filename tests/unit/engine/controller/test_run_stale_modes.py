@@ -6,7 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.engine.events.types import Claimed, Dispatched, Put, Settled, StepEnded, StepStarted
+from asyncrl.engine.events.types import (
+    Acknowledged,
+    BatchTaken,
+    Claimed,
+    Dispatched,
+    Put,
+    Settled,
+    StepEnded,
+    StepStarted,
+)
+from asyncrl.engine.records.fate import CANCELLED
+from asyncrl.engine.records.fate import dropped as dropped_for
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
 from asyncrl.engine.testing.spanning import SpanningGenerator
@@ -129,6 +140,27 @@ def test_cancelling_ends_what_no_batch_can_train_and_the_ratio_is_not_claimed_to
     assert dropped["cancelled_stale"] > 20 * dropped.get("stale", 0)
     assert outcome.progress.length_bias.ratio is None
     assert outcome.progress.length_bias.cancelled_groups > 0
+
+
+def test_a_group_that_the_next_batch_could_train_is_not_cancelled() -> None:
+    """With a bound of S the first to be cancelled is S + 1 versions older than the batch that is assembled."""
+    outcome = run(rollout__cancel_stale=True)
+    served, version, taken = 0, 0, False
+    stamps: dict[int, int] = {}
+    ages = []
+    for event in outcome.events:
+        match event:
+            case Acknowledged():
+                served = event.version
+            case Dispatched():
+                stamps[event.group] = served
+            case BatchTaken():
+                taken = True
+            case StepEnded():
+                version, taken = event.version, False
+            case Settled() if dropped_for(CANCELLED) in event.fates:
+                ages.append(version + taken - stamps[event.group])
+    assert min(ages) == outcome.config.rollout.max_staleness + 1
 
 
 def test_pacing_holds_grants_back_while_a_batch_waits() -> None:
