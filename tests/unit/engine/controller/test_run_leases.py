@@ -11,6 +11,8 @@ from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION
 from asyncrl.engine.records.columns import COLUMNS
 from asyncrl.engine.testing.fakes import HANG_S, FaultyPlane
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
+from asyncrl.engine.testing.trace import recording_of
+from asyncrl.engine.trace.replay import replay
 
 LEASE_S = 3.0
 
@@ -51,9 +53,10 @@ def test_a_lease_that_runs_out_under_the_only_driver_costs_nothing() -> None:
 
 
 def test_what_another_owner_took_is_dropped_as_lost_and_the_run_goes_on() -> None:
-    """FOUND-C4: counted, and its keys are the other owner's."""
+    """FOUND-C4: counted, and its keys are the other owner's; a replay drops the same at hand-off."""
     outcome = run(lambda plane: {"held": steal(plane, 2, 4)})
     assert outcome.ledger.by_reason("dropped")["lease_lost"] == 8
+    assert replay(recording_of(outcome)).difference is None
 
 
 def test_what_another_owner_takes_while_it_is_trained_stays_trained() -> None:

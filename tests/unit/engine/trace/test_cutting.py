@@ -105,6 +105,10 @@ def test_a_collector_that_died_has_the_name_of_its_groups_and_why_it_died_is_not
             "its time -1.0 is before",
         ),
         (
+            lambda events: [*events[:-1], msgspec.structs.replace(events[-1], t=events[-2].t - 0.001)],
+            "is before that of the event before it",
+        ),
+        (
             lambda events: [*events, msgspec.structs.replace(events[-2], seq=events[-1].seq + 1)],
             "after the end of the run",
         ),

@@ -16,6 +16,10 @@ def test_a_log_that_does_not_say_where_updates_end_agrees_with_any() -> None:
     assert differences(planned(2, 1), planned(1, 2)) != []
 
 
+def test_what_every_log_says_must_not_lack() -> None:
+    assert differences(msgspec.structs.replace(planned(1, 1), ranks=[]), planned(1, 1)) != []
+
+
 def test_seconds_of_ranks_are_not_repeated_by_a_replay() -> None:
     recorded = StepEnded(
         step=1,
