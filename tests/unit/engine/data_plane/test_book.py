@@ -58,7 +58,7 @@ def test_a_lease_expires_only_after_its_time_and_a_renewal_pushes_it_out() -> No
     assert desk.held(fences) == [row]
     desk.book.renew(desk.rows, "p", "a", fences)
     desk.now = 2 * LEASE_S
-    assert desk.claim(1, "second") == {}
+    assert desk.claim(1, "second", owner="heir") == {}
     desk.now += 0.1
     taken = desk.claim(1, "third", owner="heir")
     assert list(taken) == [row]
