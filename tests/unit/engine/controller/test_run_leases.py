@@ -45,6 +45,35 @@ def steal(plane: DataPlane, *calls: int, back: bool = False) -> Callable[[int], 
     return lambda call: take(call) if call in calls else None
 
 
+def test_a_driver_that_renews_its_claims_keeps_them() -> None:
+    """Steps of 10 s, leases of 3 s: another owner, who asks before each hand-off and clear, gets nothing of them."""
+    taken: list[int] = []
+
+    def wrap(plane: DataPlane) -> DataPlane:
+        async def ask(call: int) -> None:
+            claim = await plane.claim(
+                PARTITION, CONSUMER, columns=COLUMNS, max_groups=9, owner="rival", claim_id=f"rival/{len(taken)}"
+            )
+            taken.append(len([group for group in claim.groups if group.group in held]))
+            await plane.give_back(claim.holding)
+
+        return cast("DataPlane", FaultyPlane(plane, {"held": ask, "clear": ask}))
+
+    held: set[int] = set()
+    config = simulated_config(data_plane__lease_s=LEASE_S, rollout__max_staleness=2, run__steps=8)
+
+    async def watch(controller: Any) -> None:
+        while True:
+            held.clear()
+            held.update(controller.groups.claimed)
+            await anyio.sleep(0.01)
+
+    outcome = simulate(config, rank_seconds=lambda step: 10.0, wrap=wrap, beside=watch)
+    assert outcome.ending.code == 0
+    assert len(taken) > 8
+    assert sum(taken) == 0
+
+
 def test_a_lease_that_runs_out_under_the_only_driver_costs_nothing() -> None:
     """FOUND-C4: once a KeyError, when the driver claimed its own group again, or ClaimLost to nobody."""
     outcome = run(lambda plane: {})
