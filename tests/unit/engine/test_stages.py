@@ -65,6 +65,10 @@ def test_every_sample_is_measured_once_in_the_order_of_the_selection() -> None:
     assert list(staged([OddRank(), OddRank()], measure)) == [f"v0_p0_g{i}" for i in range(4)]
 
 
+def test_more_ranks_than_samples_measure_each_once_and_no_filler() -> None:
+    assert list(staged([OddRank() for _ in range(6)], measure)) == [f"v0_p0_g{i}" for i in range(4)]
+
+
 def test_a_sample_that_two_ranks_measured_is_an_error_with_its_name() -> None:
     twice = {f"v0_p0_g{i}": (0.0, 0.0) for i in range(4)}
     with pytest.raises(AsyncRLError, match="two ranks measured v0_p0_g"):

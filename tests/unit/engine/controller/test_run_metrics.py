@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from asyncrl.collectors.tasks import Reward
+from asyncrl.engine import metrics
 from asyncrl.engine.events.types import BatchJudged, Judged, StepEnded
 from asyncrl.engine.summary import summarise
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
@@ -52,6 +53,14 @@ def test_ages_are_those_of_trained_samples_and_dropped_ones_are_counted_elsewher
         assert step.metrics["staleness/trained_age_mean_versions"] == pytest.approx(sum(mine) / len(mine))
         assert step.metrics["staleness/trained_age_max_versions"] == max(mine)
         assert len(mine) == step.samples
+
+
+def test_what_ranks_sum_over_tokens_becomes_a_mean_over_the_tokens_of_all() -> None:
+    """The fakes' ratios are 1 for every token, on however many ranks."""
+    outcome = simulate(simulated_config(run__steps=3, trainer__ranks=3))
+    steps = outcome.of(StepEnded)
+    assert [step.metrics[metrics.RATIO_MEAN] for step in steps] == [1.0] * 3
+    assert min(step.tokens for step in steps) > 3
 
 
 def test_every_metric_is_always_there() -> None:
