@@ -33,7 +33,7 @@ class EventLog:
     When the file fails (a full disk), `on_failure` is told, once, and events go on to the folds: whatever ends
     the run appends to this log. Without `on_failure` the error is raised.
 
-    A log that is there already is gone on with: numbers and times follow its last whole event, and a
+    A log that is there already is continued: numbers and times follow its last whole event, and a
     torn last line goes. DecodeError if it is of a newer schema, TraceError if another process, or another
     EventLog, is writing it. `threaded` writes in a thread of its own, off the critical path (not in
     virtual time), which puts lines in the file by itself; else `flush` does (each step). `close`, and a
