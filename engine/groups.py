@@ -145,7 +145,8 @@ class Groups:
     def claim(self, claim: Claim, *, asked: int | None = None) -> list[GroupMeta]:
         """Note a claim; a group whose put notice is still on its way has arrived by that. Return what is new.
 
-        The log says how many groups were `asked` for. A group that is claimed here already, whose lease had ended, is held on under the claim's number.
+        The log says how many groups were `asked` for. A group that is claimed here already, whose lease had ended, is
+        held on under the claim's number.
         """
         new = []
         for group in claim.groups:
