@@ -1,0 +1,112 @@
+"""What a collector asks of an engine: tokens with their log-probabilities and the version of the weights behind each.
+
+Invariants, held by one contract suite for every engine: a stream ends with exactly one `Result`, also after an abort
+or an error; its tokens are those of the chunks before it; its spans tile them; no token is made from half-written
+weights; an update that fails leaves the old version serving.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+Finish = Literal["stop", "length", "abort", "error"]
+InFlight = Literal["keep", "drain", "abort"]
+Cache = Literal["keep", "recompute"]
+Spans = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn, and what ends a response.
+
+    `top_k` 0, `top_p` 1 and `min_p` 0 leave the distribution as it is. The token that completes a stop string, or is
+    one of `stop_ids`, is the response's last.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One response to one prompt. Requests of the same `group` share their prompt's key-value cache.
+
+    `done` is what an aborted response had already: generation goes on behind it, its tokens count towards
+    `max_new_tokens`, and the result holds them with their own log-probabilities and spans.
+    """
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    seed: int
+    group: str = ""
+    done: "Result | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next tokens of a response: one log-probability per token, of the distribution that was sampled."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A whole response. `spans` tile its tokens as (version, first, end); `error` says what went wrong, or is empty."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    spans: Spans
+    finish: Finish
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counts of requests; `cache_used` is a share of the cache's memory; tokens and seconds are totals since start."""
+
+    running: int
+    waiting: int
+    cache_used: float
+    tokens: int
+    busy_s: float
+    paused_s: float
+    version: int
+
+
+class Engine(Protocol):
+    """An inference engine in this process, in another one, or behind HTTP."""
+
+    async def run(self) -> None:
+        """Serve until cancelled; raises what generation raised."""
+
+    def generate(self, request: Request) -> AsyncIterator[Chunk | Result]:
+        """Yield chunks as they are made, then one result. Closing the iterator early aborts the request."""
+
+    async def abort(self, ids: Sequence[str] | None = None) -> None:
+        """End requests, all by default, each with the partial result `abort`. Unknown ids are passed over."""
+
+    async def pause(self, in_flight: InFlight = "keep") -> None:
+        """Return once no forward pass runs; requests made meanwhile wait. `drain` lets those in flight end first."""
+
+    async def resume(self) -> None:
+        """Go on with what was kept and what has come since."""
+
+    async def update_weights(self, version: int, state: Mapping[str, Any], cache: Cache = "keep") -> None:
+        """Stage all weights, then swap them in between two tokens; VersionError, and the old ones serve on, if it fails.
+
+        `state` holds Hugging Face names. With `recompute` what is in flight continues on a cache made anew.
+        """
+
+    async def stats(self) -> EngineStats:
+        """Return what the engine does now."""
+
+    async def close(self) -> None:
+        """Free what the engine holds; requests in flight end as aborted."""
