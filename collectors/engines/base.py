@@ -100,7 +100,7 @@ class Engine(Protocol):
         """Go on with what was kept and what has come since."""
 
     async def update_weights(self, version: int, state: Mapping[str, Any], cache: Cache = "keep") -> None:
-        """Stage all weights, then swap them in between two tokens; VersionError, and the old ones serve on, if it fails.
+        """Stage all weights, then swap them between two tokens; VersionError, and the old ones serve on, if it fails.
 
         `state` holds Hugging Face names. With `recompute` what is in flight continues on a cache made anew.
         """
