@@ -21,10 +21,10 @@ from asyncrl.collectors.generators.base import Completion, Generator, GroupReque
 from asyncrl.collectors.outcome import BAD_LOGPROBS, SCORE_ERROR, Outcome, SampleFailure
 from asyncrl.collectors.scoring import Scorer
 from asyncrl.collectors.tasks import Reward
+from asyncrl.engine.aio.outbox import Numbered, Outbox
 from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.errors import StoreFull, VersionError
 from asyncrl.engine.model.tokenizer import Tokenizer
-from asyncrl.engine.outbox import Numbered, Outbox
 from asyncrl.engine.records import Grant, GroupMeta
 from asyncrl.engine.records.fate import CANCELLED, QUEUE_TIMEOUT
 from asyncrl.engine.records.message import GroupFailure, PutNotice, Served

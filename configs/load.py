@@ -20,6 +20,12 @@ from asyncrl.engine.errors import ConfigError
 
 DEFAULT_PRESET = "default"
 
+RENAMED = {
+    **{f"trainer.warm_up_{name}": f"trainer.sft_warm_up_{name}" for name in ("steps", "batch", "learning_rate")},
+    "trainer.least_step_s": "trainer.min_step_s",
+}
+"""Keys by the names that they had; logs of older runs hold those."""
+
 # Sections whose content is free: a map is one value there, not a level of keys.
 _FREE = ("task.options",)
 
@@ -161,6 +167,8 @@ def _assign(tree: dict[str, Any], override: Override, sources: dict[str, str]) -
 
 def _unknown(override: Override, where: str, name: str, known: Sequence[str]) -> str:
     place = f"section {where!r}" if where else "the configuration"
+    if override.path in RENAMED:
+        return f"{override.source}: {place} has no key {name!r} any more; it is {RENAMED[override.path]}"
     close = difflib.get_close_matches(name, known, n=1)
     if close:
         hint = f"did you mean {'.'.join(filter(None, (where, close[0])))}?"

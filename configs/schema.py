@@ -204,15 +204,15 @@ class Trainer(Section):
     """What a reward is compared with: the group's mean, or the mean of its siblings."""
     advantage_scale: Literal["std", "none"]
     """Divide advantages by the group's standard deviation, or not."""
-    warm_up_steps: ZeroOrMore
+    sft_warm_up_steps: ZeroOrMore
     """Supervised steps on the task's own examples before version 0."""
-    warm_up_batch: Count
+    sft_warm_up_batch: Count
     """Examples of one supervised step."""
-    warm_up_learning_rate: LearningRate
+    sft_warm_up_learning_rate: LearningRate
     """AdamW's step size in the supervised steps."""
     step_timeout_s: Seconds
     """A training step that takes longer ends the run."""
-    least_step_s: Annotated[float, Field(ge=0, le=1e9)]
+    min_step_s: Annotated[float, Field(ge=0, le=1e9)]
     """A step that is done sooner sleeps until then: to study the loop with slow steps and idle cores; 0: never."""
     publish_timeout_s: Seconds
     """A try to publish that is not acknowledged by then has failed; the next one joins a load under way."""

@@ -3,9 +3,9 @@
 from asyncrl.filters.base import BaseRolloutFilter, FilterContext, GroupView
 from asyncrl.filters.chain import Chain
 from asyncrl.filters.columns import ColumnVerdict, GroupColumns
+from asyncrl.filters.judging import Judgement
 from asyncrl.filters.load import build_chain, build_filter
 from asyncrl.filters.verdict import Kind, Verdict, drop, keep, mask, rescue
-from asyncrl.filters.verdicts import Judgement
 
 __all__ = [
     "BaseRolloutFilter",

@@ -18,10 +18,10 @@ from asyncrl.engine.errors import FilterError, TagError
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.fate import FEW_LIVE, NAN_REWARD, NO_TOKENS
 from asyncrl.filters.base import AFTER_LOGPROBS, CLAIM, BaseRolloutFilter, FilterContext
+from asyncrl.filters.builtin.dynamic_sampling import DynamicSampling, Refill
 from asyncrl.filters.columns import GroupColumns
-from asyncrl.filters.dynamic_sampling import DynamicSampling, Refill
+from asyncrl.filters.judging import FRONT_END, FilterStats, Judgement, Verdicts, check_column_verdict, namespaced
 from asyncrl.filters.taggers import Tagger
-from asyncrl.filters.verdicts import FRONT_END, FilterStats, Judgement, Verdicts, check_column_verdict, namespaced
 
 # What Python and NumPy say when somebody writes to what a filter was given.
 _READ_ONLY = ("mappingproxy", "read-only", "does not support item assignment")

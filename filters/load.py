@@ -14,15 +14,15 @@ from pydantic.errors import PydanticUserError
 from asyncrl.configs.objects import load_object
 from asyncrl.engine.errors import ConfigError
 from asyncrl.filters.base import BaseRolloutFilter, parameters_of
+from asyncrl.filters.builtin.content import Duplicate, Repetition
+from asyncrl.filters.builtin.dynamic_sampling import DynamicSampling
+from asyncrl.filters.builtin.history import Difficulty, Quota
+from asyncrl.filters.builtin.importance import ImportanceOutliers
+from asyncrl.filters.builtin.length import Length, Overlong, Truncated
+from asyncrl.filters.builtin.reward import FiniteReward, MinLive
+from asyncrl.filters.builtin.staleness import Staleness
+from asyncrl.filters.builtin.zero_std import ZeroStd
 from asyncrl.filters.chain import Chain
-from asyncrl.filters.content import Duplicate, Repetition
-from asyncrl.filters.dynamic_sampling import DynamicSampling
-from asyncrl.filters.history import Difficulty, Quota
-from asyncrl.filters.importance import ImportanceOutliers
-from asyncrl.filters.length import Length, Overlong, Truncated
-from asyncrl.filters.reward import FiniteReward, MinLive
-from asyncrl.filters.staleness import Staleness
-from asyncrl.filters.zero_std import ZeroStd
 
 ENTRY_POINT_GROUP = "asyncrl.filters"
 

@@ -22,8 +22,8 @@ from asyncrl.engine.records.group import FAILED, FINISHED, TRUNCATED
 from asyncrl.engine.records.keys import sample_keys
 from asyncrl.filters.base import BaseRolloutFilter, FilterContext, GroupView
 from asyncrl.filters.chain import Chain
+from asyncrl.filters.judging import Judgement, namespaced
 from asyncrl.filters.verdict import Verdict
-from asyncrl.filters.verdicts import Judgement, namespaced
 
 TRAINER_VERSION = 10
 _MANY = 2000

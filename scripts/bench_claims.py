@@ -12,12 +12,17 @@ from contextlib import AsyncExitStack
 
 import anyio
 
-from asyncrl.engine.lifecycle.environment import prepare
+from asyncrl.engine.lifecycle.process_env import prepare
 
 
 async def bench(*, live: int, groups_per_claim: int, claims: int, on_ray: bool) -> dict[str, float | int | bool]:
     from asyncrl.engine.data_plane.tq import TransferQueuePlane
-    from asyncrl.engine.testing.plane_contract import claim_groups, contract_group, contract_partition, put_groups
+    from asyncrl.engine.testing.conformance.plane_contract import (
+        claim_groups,
+        contract_group,
+        contract_partition,
+        put_groups,
+    )
 
     async with AsyncExitStack() as stack:
         if on_ray:

@@ -28,8 +28,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from asyncrl.trainers.backends.packing import Packing, has_varlen, use_varlen
-from asyncrl.trainers.cost_model import CostModel
-from asyncrl.trainers.peak import peak_flops, share_of_peak
+from asyncrl.trainers.cost.model import CostModel
+from asyncrl.trainers.cost.peak import peak_flops, share_of_peak
 
 SIZES = ((256, 8, 2, 688), (512, 8, 4, 1376), (768, 12, 12, 2048))
 """Hidden size, heads, key-value heads, width of the feed-forward layers."""

@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl.engine.records import Plan
-from asyncrl.trainers.cost_model import CostModel
+from asyncrl.trainers.cost.model import CostModel
 from asyncrl.trainers.fan_out import plan_batch
 
 PEERS = ("verl==0.9.1", "areal==1.0.4")

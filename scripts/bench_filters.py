@@ -19,10 +19,10 @@ from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.keys import sample_keys
 from asyncrl.filters import Chain, FilterContext
 from asyncrl.filters.base import BaseRolloutFilter
-from asyncrl.filters.dynamic_sampling import DynamicSampling
-from asyncrl.filters.length import Length
-from asyncrl.filters.staleness import Staleness
-from asyncrl.filters.zero_std import ZeroStd
+from asyncrl.filters.builtin.dynamic_sampling import DynamicSampling
+from asyncrl.filters.builtin.length import Length
+from asyncrl.filters.builtin.staleness import Staleness
+from asyncrl.filters.builtin.zero_std import ZeroStd
 
 SIZE = 8
 VERSION = 10
@@ -126,7 +126,7 @@ def front_end_share(batches: int) -> float:
     def seconds(file: str, *functions: str) -> float:
         return sum(row[3] for (path, _, name), row in stats.items() if path.endswith(file) and name in functions)
 
-    return seconds("filters/chain.py", "judge") / seconds("engine/front_end.py", "next_batch", "hand_off")
+    return seconds("filters/chain.py", "judge") / seconds("engine/loop/front_end.py", "next_batch", "hand_off")
 
 
 def main() -> None:

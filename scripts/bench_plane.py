@@ -26,7 +26,7 @@ from typing import Any
 
 import anyio
 
-from asyncrl.engine.lifecycle.environment import prepare
+from asyncrl.engine.lifecycle.process_env import prepare
 
 COLUMNS = ("tokens", "logprobs", "mask", "advantages")
 SIZE = 8

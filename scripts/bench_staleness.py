@@ -26,13 +26,13 @@ import structlog
 from numpy.typing import NDArray
 
 from asyncrl.collectors.generators.base import Completion, GroupRequest
+from asyncrl.engine.aio.virtual_time import virtual_clock
 from asyncrl.engine.events.types import Dispatched, Settled
 from asyncrl.engine.model.tokenizer import CharTokenizer
 from asyncrl.engine.records.fate import RUN_ENDED, TRAINED, dropped
+from asyncrl.engine.testing.conformance.spanning import SpanningGenerator
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
-from asyncrl.engine.testing.spanning import SpanningGenerator
-from asyncrl.engine.testing.virtual_time import virtual_clock
 
 GROUPS_PER_STEP = 32
 GROUP_SIZE = 2

@@ -1,6 +1,6 @@
 """The catalogue of planted faults, and how one is planted: by function and pattern, since files move.
 
-A record of `tests/mutations/*.toml` names a function (`engine.gate:passes`, by its path from the root), a
+A record of `tests/mutations/*.toml` names a function (`engine.loop.claim_gate:passes`, by its path from the root), a
 pattern, which is text that stands in that function exactly once, what replaces it, and the tests that
 must notice. Whatever does not apply is an error, never passed over. Nothing here imports asyncrl.
 """

@@ -17,17 +17,17 @@ import anyio
 import msgspec
 import structlog
 
-from asyncrl.engine.controller import Controller
+from asyncrl.engine.aio.virtual_time import virtual_clock
+from asyncrl.engine.deployment import CONSUMER, PARTITION
 from asyncrl.engine.errors import ActorDied
 from asyncrl.engine.events.types import AnyEvent, GroupFailed, OwnerDead
-from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION
+from asyncrl.engine.loop.controller import Controller
 from asyncrl.engine.records.columns import COLUMNS
+from asyncrl.engine.testing.conformance.spanning import SpanningGenerator
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
-from asyncrl.engine.testing.spanning import SpanningGenerator
 from asyncrl.engine.testing.trace import recording_of, seeded_delays
 from asyncrl.engine.trace.cutting import write_log
-from asyncrl.engine.virtual_time import virtual_clock
 
 TRACES = Path(__file__).parents[1] / "tests" / "traces"
 

@@ -8,7 +8,7 @@ import gc
 
 import pytest
 
-from asyncrl.engine.lifecycle.environment import prepare
+from asyncrl.engine.lifecycle.process_env import prepare
 
 prepare(threads=1)
 gc.set_threshold(100_000, 20, 20)

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from asyncrl.engine.ending import first_cause
 from asyncrl.engine.records import MicroBatch
+from asyncrl.engine.records.ending import first_cause
 from asyncrl.engine.records.keys import row_of
 from asyncrl.trainers.fetch import Fetch, Values
 

@@ -11,9 +11,9 @@ from typing import Any
 import anyio
 import torch
 
+from asyncrl.engine.aio.blocking import Blocking
+from asyncrl.engine.aio.outbox import Numbered, Outbox
 from asyncrl.engine.data_plane.base import DataPlane
-from asyncrl.engine.offload import Offload
-from asyncrl.engine.outbox import Numbered, Outbox
 from asyncrl.engine.records import MicroBatch
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, REFERENCE_LOGPROBS, TOKENS, TRAINER_LOGPROBS
 from asyncrl.engine.records.work import RankResult, RankWork
@@ -43,9 +43,9 @@ class TrainerRank:
         partition: str,
         reducer: Reducer,
         transport: WeightTransport,
-        offload: Offload[Any],
+        blocking: Blocking[Any],
         learning_rate: float,
-        least_step_s: float = 0.0,
+        min_step_s: float = 0.0,
         siblings: Siblings | None = None,
         fetch_policy: Policy = "auto",
         extras: Sequence[str] = (),
@@ -59,9 +59,9 @@ class TrainerRank:
         self._partition = partition
         self._reducer = reducer
         self._transport = transport
-        self._offload = offload
+        self._offload = blocking
         self._learning_rate = learning_rate
-        self._least_step_s = least_step_s
+        self._least_step_s = min_step_s
         self._siblings = siblings or OnlyChild()
         self._fetch = fetch_for(fetch_policy, plane, partition, siblings=self._siblings)
         self._extras = tuple(extras)

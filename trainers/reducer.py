@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore  # Where torch's own types find it; `dist` does not export it to them.
 
+from asyncrl.engine.aio.blocking import Blocking
 from asyncrl.engine.errors import Overdue
-from asyncrl.engine.offload import Offload
 
 
 class Reducer(Protocol):
@@ -49,9 +49,9 @@ class Gloo:
     """
 
     def __init__(
-        self, *, rank: int, ranks: int, meeting: str, timeout_s: float, offload: Offload[Any], nccl: bool = False
+        self, *, rank: int, ranks: int, meeting: str, timeout_s: float, blocking: Blocking[Any], nccl: bool = False
     ) -> None:
-        self._offload = offload
+        self._offload = blocking
         host, _, port = meeting.rpartition(":")
         timeout = timedelta(seconds=timeout_s)
         self._join: Callable[[], None] = lambda: dist.init_process_group(

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from asyncrl.engine.offload import Offload
+from asyncrl.engine.aio.blocking import Blocking
 
 
 class Siblings(Protocol):
@@ -40,8 +40,8 @@ class GlooSiblings:
     group makes all sibling groups, in the same order.
     """
 
-    def __init__(self, ranks: list[int], *, timeout_s: float, offload: Offload[Any]) -> None:
-        self._offload = offload
+    def __init__(self, ranks: list[int], *, timeout_s: float, blocking: Blocking[Any]) -> None:
+        self._offload = blocking
         self._leader = ranks[0]
         self._group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), backend="gloo")
         self.count = len(ranks)

@@ -10,10 +10,10 @@ import torch
 
 from asyncrl.collectors.generators.base import GroupRequest
 from asyncrl.collectors.generators.torch_generator import TorchGenerator
+from asyncrl.engine.aio.blocking import in_place
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.model.causal_lm import rounding_limit, token_logprobs
 from asyncrl.engine.model.sketch import WINDOW, layer_kinds, vocabulary
-from asyncrl.engine.offload import in_place
 
 NEW_TOKENS = WINDOW + 2
 _NO_TOKEN = -1
@@ -24,7 +24,7 @@ def check_cached(model: Any, *, pad_id: int) -> None:
     random = torch.Generator().manual_seed(0)
     prompts = [torch.randint(vocabulary(model), (length,), generator=random).tolist() for length in (3, WINDOW + 3)]
     generator = TorchGenerator(
-        model, eos_id=_NO_TOKEN, pad_id=pad_id, decode_samples=len(prompts), alone=False, offload=in_place
+        model, eos_id=_NO_TOKEN, pad_id=pad_id, decode_samples=len(prompts), alone=False, blocking=in_place
     )
     requests = [GroupRequest(tuple(prompt), (seed,), NEW_TOKENS, 1.0) for seed, prompt in enumerate(prompts)]
     name = f"{type(model).__name__} (its layers: {layer_kinds(model)})"

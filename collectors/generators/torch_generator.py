@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from asyncrl.collectors.generators.base import Completion, GroupRequest
+from asyncrl.engine.aio.blocking import Blocking
+from asyncrl.engine.aio.signal import Signal
 from asyncrl.engine.errors import GenerationError, VersionError
 from asyncrl.engine.model.causal_lm import token_logprobs
-from asyncrl.engine.offload import Offload
-from asyncrl.engine.signal import Signal
 from asyncrl.engine.weights.base import State
 
 
@@ -46,7 +46,7 @@ class _Update:
 class TorchGenerator:
     """`decode_samples` decode together at most; with `alone`, one group a batch, for exact repetition.
 
-    `offload` runs a blocking call where it does not stop the event loop (a thread), or in place. Each of
+    `blocking` runs a blocking call where it does not stop the event loop (a thread), or in place. Each of
     `stop_ids` ends a response as `eos_id` does. `positions` is the model's longest sequence, None without a bound.
     """
 
@@ -58,7 +58,7 @@ class TorchGenerator:
         pad_id: int,
         decode_samples: int,
         alone: bool,
-        offload: Offload[Any],
+        blocking: Blocking[Any],
         stop_ids: Sequence[int] = (),
         positions: int | None = None,
     ) -> None:
@@ -73,7 +73,7 @@ class TorchGenerator:
         self._pad_id = pad_id
         self._decode_samples = decode_samples
         self._alone = alone
-        self._offload = offload
+        self._offload = blocking
         self._waiting: deque[_Waiting] = deque()
         self._running = 0
         self._update: _Update | None = None

@@ -37,13 +37,13 @@ def list_examples(task: Task, name: str) -> list[tuple[str, str]]:
         given = list(task.examples())
     if not given:
         raise ConfigError(
-            f"task.name {name}: examples() has none, and trainer.warm_up_steps asks for some; set it to 0"
+            f"task.name {name}: examples() has none, and trainer.sft_warm_up_steps asks for some; set it to 0"
         )
     for i, pair in enumerate(given):
         if not (isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
             raise ConfigError(
                 f"task.name {name}: example number {i} is {pair!r}; the warm-up needs (prompt, answer), two strings. "
-                "Override examples(), or set trainer.warm_up_steps to 0"
+                "Override examples(), or set trainer.sft_warm_up_steps to 0"
             )
     return [(str(prompt), str(answer)) for prompt, answer in given]
 

@@ -89,7 +89,7 @@ def check_runnable(loaded: Loaded) -> "PreparedTask":
         build_chain(config.filters, min_live=config.rollout.min_live).state_dict()
     except FilterError as error:
         raise ConfigError(f"filters (from {loaded.sources['filters']}): {error}") from error
-    prepared = prepare_task(config.task.name, config.task.options, warm_up=config.trainer.warm_up_steps > 0)
+    prepared = prepare_task(config.task.name, config.task.options, warm_up=config.trainer.sft_warm_up_steps > 0)
     if config.model.path is not None:
         if not (Path(config.model.path) / "config.json").is_file():
             raise ConfigError(

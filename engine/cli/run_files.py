@@ -9,9 +9,9 @@ from typing import Any
 
 import typer
 
-from asyncrl.engine.ending import Ending, failure
 from asyncrl.engine.errors import NotWritten
-from asyncrl.engine.summary import FILE_NAME as SUMMARY
+from asyncrl.engine.events.summary import FILE_NAME as SUMMARY
+from asyncrl.engine.records.ending import Ending, failure
 
 FILTERS = "filters.json"
 

@@ -69,7 +69,7 @@ def stats(
     as_json: Annotated[bool, typer.Option("--json", help="The run's summary, as in summary.json.")] = False,
 ) -> None:
     """Count a run again from its log: fates, ages, tokens, length bias."""
-    from asyncrl.engine.summary import Ends, summarise_log
+    from asyncrl.engine.events.summary import Ends, summarise_log
     from asyncrl.engine.trace.figures import Figures, shown
 
     figures, ends = Figures(), Ends()

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     from asyncrl.collectors.tasks.prepared import PreparedTask
     from asyncrl.configs import Loaded, RunConfig
-    from asyncrl.engine.controller import Controller
     from asyncrl.engine.data_plane.base import DataPlane
-    from asyncrl.engine.ending import Ending
     from asyncrl.engine.events.log import EventLog
     from asyncrl.engine.events.progress import Progress
     from asyncrl.engine.events.types import RunStarted
+    from asyncrl.engine.loop.controller import Controller
+    from asyncrl.engine.records.ending import Ending
 
 
 def train(
@@ -100,7 +100,7 @@ def _train(loaded: Loaded, task: PreparedTask, directory: Path) -> int:
     from asyncrl.engine.events.ledger import Ledger
     from asyncrl.engine.events.log import FILE_NAME, EventLog, Fold
     from asyncrl.engine.events.progress import Progress
-    from asyncrl.engine.summary import Ends, summarise_log
+    from asyncrl.engine.events.summary import Ends, summarise_log
 
     console = Console(file=cast(IO[str], standard_output()))
     rollout = loaded.config.rollout
@@ -165,7 +165,7 @@ class _Run:
     def interrupt(self, number: signal.Signals) -> None:
         """Finish the step, settle, and end, for a signal."""
         from asyncrl.engine.cli.signals import exit_code
-        from asyncrl.engine.ending import INTERRUPTED, Ending
+        from asyncrl.engine.records.ending import INTERRUPTED, Ending
 
         by = "" if number == signal.SIGINT else f" by {number.name}"
         self.end(Ending(exit_code(number), f"{INTERRUPTED}{by}"))
@@ -179,8 +179,8 @@ class _Run:
         """Run to an ending, and log it; `take_signals` puts handlers of signals back in place."""
         import anyio
 
-        from asyncrl.engine.ending import INTERRUPTED, Ending, failure, first_cause
         from asyncrl.engine.events.types import RunEnded
+        from asyncrl.engine.records.ending import INTERRUPTED, Ending, failure, first_cause
 
         try:
             ending = anyio.run(self._go, events, take_signals)
@@ -203,7 +203,7 @@ class _Run:
 
         import anyio
 
-        from asyncrl.engine.ending import Ending, failure, first_cause
+        from asyncrl.engine.records.ending import Ending, failure, first_cause
 
         ending: Ending | None = None
         try:
@@ -233,33 +233,33 @@ class _Run:
         import anyio
         import structlog
 
-        from asyncrl.engine.controller import Controller
         from asyncrl.engine.data_plane.observe import ObservedPlane
-        from asyncrl.engine.ending import failure
+        from asyncrl.engine.deployment import PARTITION
         from asyncrl.engine.errors import FilterError
-        from asyncrl.engine.lifecycle.base import PARTITION
+        from asyncrl.engine.loop.controller import Controller
+        from asyncrl.engine.records.ending import failure
         from asyncrl.filters import build_chain
 
         config = self._loaded.config
         async with AsyncExitStack() as stack:
             if config.run.runtime == "ray":
-                from asyncrl.engine.lifecycle.environment import prepare
+                from asyncrl.engine.lifecycle.process_env import prepare
 
                 prepare(max(config.collector.threads, config.trainer.threads))
                 events.append(_run_started(config))
-                from asyncrl.engine.lifecycle.ray_runtime import ray_cluster, ray_world
+                from asyncrl.engine.lifecycle.ray_runtime import ray_cluster, ray_deployment
 
                 async with anyio.create_task_group() as starting:
                     starting.start_soon(_keep, take_signals)
                     await stack.enter_async_context(ray_cluster())
                     starting.cancel_scope.cancel()
                 take_signals()
-                world = await stack.enter_async_context(ray_world(config, self._task))
+                world = await stack.enter_async_context(ray_deployment(config, self._task))
             else:
-                from asyncrl.engine.lifecycle.local import local_world
+                from asyncrl.engine.lifecycle.local import local_deployment
 
                 events.append(_run_started(config))
-                world = await stack.enter_async_context(local_world(config, self._task))
+                world = await stack.enter_async_context(local_deployment(config, self._task))
             plane = ObservedPlane(world.plane, clock=time.monotonic)
             self._controller = Controller(
                 config,
@@ -295,14 +295,14 @@ class _Run:
         """Return what keeps the tensors of each step, if the configuration asks for it."""
         if self._loaded.config.run.record == "events":
             return None
-        from asyncrl.engine.offload import in_place, in_thread
-        from asyncrl.engine.stages import later_columns
+        from asyncrl.engine.aio.blocking import in_place, in_thread
+        from asyncrl.engine.loop.stages import later_columns
         from asyncrl.engine.trace.tensors import TensorRecorder
 
         # In one process a thread would make the order of events a matter of luck.
-        offload = in_place if self._loaded.config.run.runtime == "local" else in_thread
+        blocking = in_place if self._loaded.config.run.runtime == "local" else in_thread
         columns = later_columns(self._loaded.config.trainer)
-        return TensorRecorder(plane, self._directory, offload=offload, columns=columns).record
+        return TensorRecorder(plane, self._directory, blocking=blocking, columns=columns).record
 
 
 async def _keep(take_signals: Callable[[], None]) -> None:

@@ -14,9 +14,9 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from asyncrl.engine.controller import Controller
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.progress import Means, Progress
+from asyncrl.engine.loop.controller import Controller
 
 _LIVE_EVERY_S = 0.25
 _LINE_EVERY_S = 2.0

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from asyncrl.engine.ending import first_cause
 from asyncrl.engine.errors import ActorDied
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import OwnerDead
+from asyncrl.engine.records.ending import first_cause
 
 
 class Deaths:

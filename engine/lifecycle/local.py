@@ -8,8 +8,9 @@ import torch
 
 from asyncrl.collectors.tasks.prepared import PreparedTask
 from asyncrl.configs import RunConfig
+from asyncrl.engine.aio.blocking import in_place
 from asyncrl.engine.data_plane.local import LocalPlane
-from asyncrl.engine.lifecycle.base import World
+from asyncrl.engine.deployment import Deployment
 from asyncrl.engine.lifecycle.checks import warn_of_settings
 from asyncrl.engine.lifecycle.parts import (
     build_collector,
@@ -22,13 +23,12 @@ from asyncrl.engine.lifecycle.parts import (
     tokenized,
     train_partition,
 )
-from asyncrl.engine.offload import in_place
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.trainers.reducer import Meeting
 
 
 @asynccontextmanager
-async def local_world(config: RunConfig, prepared: PreparedTask) -> AsyncIterator[World]:
+async def local_deployment(config: RunConfig, prepared: PreparedTask) -> AsyncIterator[Deployment]:
     """Build everything here, on the first GPU where GPUs are used; nothing outlives the context."""
     task = prepared.task
     torch.set_num_threads(config.trainer.threads)
@@ -50,7 +50,7 @@ async def local_world(config: RunConfig, prepared: PreparedTask) -> AsyncIterato
             scorer=local_scorer(config, task),
             plane=plane,
             transport=transport,
-            offload=in_place,
+            blocking=in_place,
         )
         for i in range(config.collector.count)
     ]
@@ -62,13 +62,13 @@ async def local_world(config: RunConfig, prepared: PreparedTask) -> AsyncIterato
             plane=plane,
             reducer=meeting.member(i),
             transport=transport,
-            offload=in_place,
+            blocking=in_place,
             extras=task.extras,
         )
         for i in range(config.trainer.ranks)
     ]
     try:
-        yield World(
+        yield Deployment(
             plane=plane,
             collectors=collectors,
             ranks=ranks,

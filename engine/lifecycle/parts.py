@@ -16,22 +16,22 @@ from asyncrl.collectors.scoring import AsyncScorer, InPlaceScorer, Scorer, Threa
 from asyncrl.collectors.tasks import Task, load_task
 from asyncrl.collectors.tasks.load import task_class
 from asyncrl.configs import RunConfig
+from asyncrl.engine.aio.blocking import Blocking
 from asyncrl.engine.data_plane.base import DataPlane, Partition
-from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION
+from asyncrl.engine.deployment import CONSUMER, PARTITION
 from asyncrl.engine.model.causal_lm import build_model
 from asyncrl.engine.model.device import choose_device, torch_dtype
 from asyncrl.engine.model.settings import end_tokens, read_json
 from asyncrl.engine.model.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
-from asyncrl.engine.offload import Offload
 from asyncrl.engine.records.columns import COLUMNS, REFERENCE_LOGPROBS, TRAINER_LOGPROBS
 from asyncrl.engine.weights.base import WeightTransport
 from asyncrl.filters import build_chain
 from asyncrl.trainers.backends.alike import Alike
 from asyncrl.trainers.backends.torch_backend import TorchBackend
-from asyncrl.trainers.cost_model import CostModel
+from asyncrl.trainers.cost.model import CostModel
+from asyncrl.trainers.cost.peak import peak_flops
 from asyncrl.trainers.extras import check_takes
-from asyncrl.trainers.objective import Clip
-from asyncrl.trainers.peak import peak_flops
+from asyncrl.trainers.loss.objective import Clip
 from asyncrl.trainers.rank import TrainerRank
 from asyncrl.trainers.reducer import Reducer
 
@@ -122,7 +122,7 @@ def build_collector(
     scorer: Scorer,
     plane: DataPlane,
     transport: WeightTransport,
-    offload: Offload[Any],
+    blocking: Blocking[Any],
 ) -> Collector:
     tokenizer = run_tokenizer(config)
     check_cached(model, pad_id=tokenizer.pad_id)
@@ -134,7 +134,7 @@ def build_collector(
         pad_id=tokenizer.pad_id,
         decode_samples=config.collector.decode_samples,
         alone=config.rollout.max_staleness == 0,
-        offload=offload,
+        blocking=blocking,
     )
     return Collector(
         f"collector{index}",
@@ -207,7 +207,7 @@ def build_rank(
     plane: DataPlane,
     reducer: Reducer,
     transport: WeightTransport,
-    offload: Offload[Any],
+    blocking: Blocking[Any],
     extras: Sequence[str] = (),
 ) -> TrainerRank:
     """Build a rank; ConfigError for an extra that the model does not take, or samples that it does not keep apart."""
@@ -227,9 +227,9 @@ def build_rank(
         partition=PARTITION,
         reducer=reducer,
         transport=transport,
-        offload=offload,
+        blocking=blocking,
         learning_rate=trainer.learning_rate,
-        least_step_s=trainer.least_step_s,
+        min_step_s=trainer.min_step_s,
         fetch_policy=trainer.fetch_policy,
         extras=extras,
         peak_flops=peak_flops(_device_name(model), configured=trainer.peak_flops),

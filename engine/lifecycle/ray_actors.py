@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from asyncrl.configs import RunConfig
+from asyncrl.engine.aio.blocking import in_thread
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
-from asyncrl.engine.lifecycle.base import PARTITION
+from asyncrl.engine.deployment import PARTITION
 from asyncrl.engine.lifecycle.parts import build_collector, build_rank, collector_model, rank_model, ray_scorer
-from asyncrl.engine.offload import in_thread
 from asyncrl.engine.weights.ray_store import RayObjectStore
 from asyncrl.trainers.extras import extras_of
 from asyncrl.trainers.reducer import Alone, Gloo, Reducer
@@ -65,7 +65,7 @@ class CollectorActor(_RemoteActor):
             scorer=self._scorer,
             plane=await self._plane(),
             transport=RayObjectStore(),
-            offload=in_thread,
+            blocking=in_thread,
         )
 
 
@@ -87,7 +87,7 @@ class RankActor(_RemoteActor):
                 ranks=self._config.trainer.ranks,
                 meeting=meeting,
                 timeout_s=self._config.trainer.step_timeout_s,
-                offload=in_thread,
+                blocking=in_thread,
                 nccl=nccl,
             )
             await gloo.join()
@@ -99,6 +99,6 @@ class RankActor(_RemoteActor):
             plane=plane,
             reducer=reducer,
             transport=RayObjectStore(),
-            offload=in_thread,
+            blocking=in_thread,
             extras=extras_of(await plane.partition(PARTITION)),
         )

@@ -19,14 +19,14 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from asyncrl.collectors.tasks.prepared import PreparedTask
 from asyncrl.configs import RunConfig
+from asyncrl.engine.aio.outbox import Numbered
 from asyncrl.engine.data_plane.shared_memory import shared_directory
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
+from asyncrl.engine.deployment import Deployment
 from asyncrl.engine.errors import ActorDied, Overdue
-from asyncrl.engine.lifecycle.base import World
 from asyncrl.engine.lifecycle.checks import warn_of_settings
 from asyncrl.engine.lifecycle.parts import cost_model, run_tokenizer, tokenized, train_partition
 from asyncrl.engine.lifecycle.ray_actors import CollectorActor, RankActor
-from asyncrl.engine.outbox import Numbered
 from asyncrl.engine.records import Grant
 from asyncrl.engine.records.work import RankResult, RankWork
 from asyncrl.trainers.reducer import MeetingPoint
@@ -159,7 +159,7 @@ def _start_ray() -> None:
 
 
 @asynccontextmanager
-async def ray_world(config: RunConfig, prepared: PreparedTask) -> AsyncIterator[World]:
+async def ray_deployment(config: RunConfig, prepared: PreparedTask) -> AsyncIterator[Deployment]:
     """Start the actors and TransferQueue on a running Ray, all at once; end them with the context."""
     user_path = str(Path.cwd())
     cost = cost_model(config)
@@ -208,7 +208,7 @@ async def ray_world(config: RunConfig, prepared: PreparedTask) -> AsyncIterator[
                 raise
             raise Overdue(f"the actors did not start within {start_s:g} s") from None
         log.info("actors connected")
-        yield World(
+        yield Deployment(
             plane=plane,
             collectors=collectors,
             ranks=ranks,

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from asyncrl.configs import RunConfig
-from asyncrl.engine.ending import Ending
+from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.events.log import Fold
 from asyncrl.engine.events.progress import Progress
+from asyncrl.engine.records.ending import Ending
 from asyncrl.engine.simulate.decoding import groups_at_once
 from asyncrl.engine.simulate.figures import Figures
 from asyncrl.engine.simulate.profile import Profile
+from asyncrl.engine.simulate.virtual_loop import build_collectors, local_plane, run_controller
 from asyncrl.engine.simulate.world import (
     Book,
     SimulatedGenerator,
@@ -19,8 +21,6 @@ from asyncrl.engine.simulate.world import (
     SimulatedTask,
     SimulatedTokenizer,
 )
-from asyncrl.engine.testing.simulation import build_collectors, local_plane, run_controller
-from asyncrl.engine.testing.virtual_time import run_virtual
 from asyncrl.filters import build_chain
 
 

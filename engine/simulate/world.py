@@ -15,13 +15,13 @@ import torch
 
 from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.collectors.tasks import Reward, Task
+from asyncrl.engine.aio.outbox import Numbered, Outbox
+from asyncrl.engine.aio.signal import Signal
 from asyncrl.engine.data_plane.base import Claim, Column, Holding
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.errors import AsyncRLError
-from asyncrl.engine.outbox import Numbered, Outbox
 from asyncrl.engine.records import GroupMeta, Prompt
 from asyncrl.engine.records.work import RankResult, RankWork
-from asyncrl.engine.signal import Signal
 from asyncrl.engine.simulate.profile import Burst, Profile, Rollout, seeded
 from asyncrl.engine.weights.base import State
 

@@ -1,6 +1,5 @@
 """Fakes with real behaviour at the seams: they take time, fail, hang and count, as told."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,15 +7,13 @@ from typing import Any
 import anyio
 
 from asyncrl.collectors.generators.base import Completion, GroupRequest
-from asyncrl.collectors.outcome import Rules
-from asyncrl.collectors.scoring import AsyncScorer, InPlaceScorer, Scorer
 from asyncrl.collectors.tasks import Reward, Task
+from asyncrl.engine.aio.outbox import Numbered, Outbox
 from asyncrl.engine.data_plane.base import DataPlane
+from asyncrl.engine.deployment import PARTITION
 from asyncrl.engine.errors import VersionError
-from asyncrl.engine.lifecycle.base import PARTITION
+from asyncrl.engine.loop.prompt_source import prompt_source
 from asyncrl.engine.model.tokenizer import CharTokenizer
-from asyncrl.engine.outbox import Numbered, Outbox
-from asyncrl.engine.prompt_source import prompt_source
 from asyncrl.engine.records import GroupMeta, Prompt
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS
 from asyncrl.engine.records.group import FAILED, FINISHED
@@ -128,12 +125,6 @@ class FakeTask(Task):
     def score(self, prompt: Prompt, response: str) -> Reward | float:
         index = int(response[0]) if response else 0
         return self._reward(int(prompt.id), index)
-
-
-def in_place_scorer(task: Task) -> Scorer:
-    """Score in the loop's thread without a limit: under virtual time no alarm of the wall clock rings."""
-    rules = Rules(type(task).__name__)
-    return AsyncScorer(task, rules) if inspect.iscoroutinefunction(task.score) else InPlaceScorer(task, rules)
 
 
 @dataclass(slots=True)

@@ -7,8 +7,8 @@ import anyio
 import torch
 
 from asyncrl.engine.data_plane.base import DataPlane
+from asyncrl.engine.deployment import PARTITION
 from asyncrl.engine.events.types import Acknowledged
-from asyncrl.engine.lifecycle.base import PARTITION
 from asyncrl.engine.records import Grant, GroupMeta, Prompt
 from asyncrl.engine.records.columns import LOGPROBS, TOKENS
 from asyncrl.engine.testing.script import EndOfData, Entry, FailGroup, HangGroup, PutGroup, SetVersion

@@ -10,28 +10,23 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 from pydantic import ValidationError
 
-from asyncrl.collectors.collector import Collector, Limits
-from asyncrl.collectors.generators.base import Generator
+from asyncrl.collectors.collector import Collector
 from asyncrl.collectors.tasks import Task
 from asyncrl.configs import Override, RunConfig, load
-from asyncrl.engine.controller import Controller
+from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.data_plane.base import DataPlane
-from asyncrl.engine.data_plane.local import LocalPlane
-from asyncrl.engine.ending import Ending
+from asyncrl.engine.deployment import PARTITION
 from asyncrl.engine.events.ledger import Ledger
-from asyncrl.engine.events.log import EventLog, Fold
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import AnyEvent
-from asyncrl.engine.lifecycle.base import PARTITION, CollectorHandle, RankHandle, World
-from asyncrl.engine.lifecycle.parts import train_partition
-from asyncrl.engine.model.tokenizer import CharTokenizer, Tokenizer
+from asyncrl.engine.loop.controller import Controller
+from asyncrl.engine.model.tokenizer import CharTokenizer
+from asyncrl.engine.records.ending import Ending
+from asyncrl.engine.simulate.virtual_loop import build_collectors, local_plane, run_controller
 from asyncrl.engine.testing.audit import Audit
-from asyncrl.engine.testing.fakes import FakeGenerator, FakeRank, FakeTask, in_place_scorer
+from asyncrl.engine.testing.fakes import FakeGenerator, FakeRank, FakeTask
 from asyncrl.engine.testing.remote import Delays, Process, RemoteActor, RemotePlane
-from asyncrl.engine.testing.virtual_time import run_virtual, virtual_clock
-from asyncrl.engine.weights.base import InProcess
 from asyncrl.filters import BaseRolloutFilter, Chain, build_chain
-from asyncrl.filters.taggers import Tagger
 
 Kind = TypeVar("Kind", bound=AnyEvent)
 
@@ -122,72 +117,6 @@ def simulated_config(**values: Any) -> RunConfig:
         return RunConfig.model_validate(tree)
     except ValidationError:  # Slower, and with the message that a user would see.
         return load("default", [Override(path, value, "test") for path, value in given.items()]).config
-
-
-def build_collectors(
-    config: RunConfig,
-    generators: Sequence[Generator],
-    *,
-    task: Task,
-    tokenizer: Tokenizer,
-    plane: DataPlane,
-    collector: type[Collector] = Collector,
-    taggers: Mapping[str, Tagger] | None = None,
-) -> list[Collector]:
-    """Put the real collector around each generator."""
-    return [
-        collector(
-            f"collector{i}",
-            generator=generator,
-            scorer=in_place_scorer(task),
-            tokenizer=tokenizer,
-            plane=plane,
-            partition=PARTITION,
-            transport=InProcess(),
-            temperature=config.rollout.temperature,
-            max_new_tokens=config.rollout.max_new_tokens,
-            limits=Limits(
-                queue_timeout_s=config.queue_timeout_s,
-                group_timeout_s=config.collector.group_timeout_s,
-                put_timeout_s=config.collector.put_timeout_s,
-            ),
-            taggers=taggers,
-        )
-        for i, generator in enumerate(generators)
-    ]
-
-
-async def local_plane(config: RunConfig, kind: type[LocalPlane] = LocalPlane) -> LocalPlane:
-    """Make the in-process plane of a configuration, on virtual time, with its partition."""
-    data_plane = config.data_plane
-    plane = kind(clock=virtual_clock, capacity_rows=data_plane.capacity_rows, lease_s=data_plane.lease_s)
-    await plane.register(train_partition(config))
-    return plane
-
-
-async def run_controller(
-    config: RunConfig,
-    *,
-    plane: DataPlane,
-    collectors: Sequence[CollectorHandle],
-    ranks: Sequence[RankHandle],
-    task: Task,
-    chain: Chain,
-    folds: Sequence[Fold],
-    progress: Progress,
-    controller: type[Controller] = Controller,
-    beside: Callable[[Controller], Any] | None = None,
-) -> tuple[Controller, Ending]:
-    """Run the loop to its ending on the running loop's clock; `beside` runs with it."""
-    events = EventLog(clock=virtual_clock, wall=virtual_clock, folds=folds)
-    world = World(plane, collectors, ranks, task.prompts(), [])
-    made = controller(config, world, chain=chain, events=events, progress=progress, clock=virtual_clock)
-    async with anyio.create_task_group() as tasks:
-        if beside is not None:
-            tasks.start_soon(beside, made)
-        ending = await made.run()
-        tasks.cancel_scope.cancel()
-    return made, ending
 
 
 def simulate(

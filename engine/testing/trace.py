@@ -17,8 +17,8 @@ import anyio
 import msgspec
 
 from asyncrl.configs import Override, RunConfig, load
+from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.data_plane.local import LocalPlane
-from asyncrl.engine.ending import DATA_EXHAUSTED, Ending, failure, first_cause
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.types import (
     SCHEMA,
@@ -33,6 +33,7 @@ from asyncrl.engine.events.types import (
     StepStarted,
 )
 from asyncrl.engine.lifecycle.parts import train_partition
+from asyncrl.engine.records.ending import DATA_EXHAUSTED, Ending, failure, first_cause
 from asyncrl.engine.records.work import RankWork
 from asyncrl.engine.testing.golden import TraceChanged, compare_with_golden
 from asyncrl.engine.testing.script import Entry, PutGroup, check_script, fail, finish, hang, put, version
@@ -43,7 +44,6 @@ from asyncrl.engine.trace.machinery import Machinery
 from asyncrl.engine.trace.recording import Recording
 from asyncrl.engine.trace.replay import replay
 from asyncrl.engine.trace.what_if import what_if
-from asyncrl.engine.virtual_time import run_virtual, virtual_clock
 from asyncrl.filters import BaseRolloutFilter, Chain, build_chain
 
 __all__ = [

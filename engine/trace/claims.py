@@ -16,7 +16,7 @@ from asyncrl.engine.events.types import (
     Put,
     Settled,
 )
-from asyncrl.engine.front_end import LEASE_LOST
+from asyncrl.engine.loop.front_end import LEASE_LOST
 from asyncrl.engine.records.fate import dropped
 from asyncrl.engine.records.keys import row_of
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from asyncrl.engine.aio.signal import Signal
 from asyncrl.engine.data_plane.base import Claim, Holding, Partition
 from asyncrl.engine.data_plane.local import LocalPlane
-from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION
+from asyncrl.engine.deployment import CONSUMER, PARTITION
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records import group as tag
 from asyncrl.engine.records.columns import COLUMNS
-from asyncrl.engine.signal import Signal
 
 FOR_EVER_S = float("inf")
 

@@ -34,7 +34,7 @@ _Prompt = tuple[str, int | str]
 
 
 class Order:
-    """The order of prompts: each epoch is all of them, shuffled by seed and epoch (engine/prompt_source.py).
+    """The order of prompts: each epoch is all of them, shuffled by seed and epoch (engine/loop/prompt_source.py).
 
     The first epoch tells which there are and how the task lists them, so that every later one is known.
     A prompt that failed before may be left out.

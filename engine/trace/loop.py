@@ -1,13 +1,12 @@
 """What the controller's loop may do, by the log: publishes, claims through the gate, cancelling, and the end.
 
-It trusts the order of events, the configuration, and the gate's own rule (engine/gate.py); none of the run's
+It trusts the order of events, the configuration, and the gate's own rule (engine/loop/claim_gate.py); none of the run's
 folds. It says nothing of timing: of what may happen it does not ask how soon.
 """
 
 from collections.abc import Iterator, Sequence
 
 from asyncrl.configs import RunConfig
-from asyncrl.engine.ending import DATA_EXHAUSTED, LIMIT_BATCHES, LIMIT_STEPS
 from asyncrl.engine.events.types import (
     Acknowledged,
     AnyEvent,
@@ -31,7 +30,8 @@ from asyncrl.engine.events.types import (
     StepStarted,
     VersionSet,
 )
-from asyncrl.engine.gate import passes
+from asyncrl.engine.loop.claim_gate import can_claim_without_expiring
+from asyncrl.engine.records.ending import DATA_EXHAUSTED, LIMIT_BATCHES, LIMIT_STEPS
 from asyncrl.engine.records.fate import CANCELLED, RUN_ENDED, dropped
 from asyncrl.engine.trace.grants import Grants
 from asyncrl.engine.trace.recording import Recording
@@ -185,7 +185,7 @@ class _Claims:
         # A hand-off that refills asks for a batch that is under way already.
         versions = {at, self._trainer} if self._refill else {at}
         return any(
-            passes(
+            can_claim_without_expiring(
                 arrived=arrived,
                 in_flight=in_flight,
                 wanted=wanted,

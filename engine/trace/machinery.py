@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asyncrl.configs import RunConfig
+from asyncrl.engine.aio.outbox import Numbered
+from asyncrl.engine.aio.virtual_time import virtual_clock
 from asyncrl.engine.data_plane.base import DataPlane
+from asyncrl.engine.deployment import CONSUMER, PARTITION
 from asyncrl.engine.errors import TraceError
 from asyncrl.engine.events.log import EventLog, Fold
 from asyncrl.engine.events.progress import Progress
@@ -22,18 +25,15 @@ from asyncrl.engine.events.types import (
     VersionSet,
     unwritten,
 )
-from asyncrl.engine.front_end import FrontEnd
-from asyncrl.engine.groups import Groups
-from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION
-from asyncrl.engine.outbox import Numbered
+from asyncrl.engine.loop.front_end import FrontEnd
+from asyncrl.engine.loop.groups import Groups
+from asyncrl.engine.loop.run_ahead import RunAhead
+from asyncrl.engine.loop.step import Step
+from asyncrl.engine.loop.versions import Versions
 from asyncrl.engine.records import Grant, GroupMeta, Prompt
 from asyncrl.engine.records.fate import CANCELLED, dropped
 from asyncrl.engine.records.work import RankResult, RankWork
-from asyncrl.engine.run_ahead import RunAhead
-from asyncrl.engine.step import Step
 from asyncrl.engine.trace.forced_plane import FOR_EVER_S, OWNER
-from asyncrl.engine.versions import Versions
-from asyncrl.engine.virtual_time import virtual_clock
 from asyncrl.filters import Chain
 from asyncrl.trainers.fan_out import Cost
 

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from asyncrl.configs import Override, RunConfig, load
-from asyncrl.configs.load import DEFAULT_PRESET
+from asyncrl.configs.load import DEFAULT_PRESET, RENAMED
 from asyncrl.engine.errors import TraceError
 from asyncrl.engine.events.log import effective_events, located_events
 from asyncrl.engine.events.types import AnyEvent, Put, Resumed, RunEnded, RunStarted
 from asyncrl.engine.records import group as tag
 from asyncrl.engine.trace.untyped import check_untyped
-from asyncrl.trainers.cost_model import CostModel
+from asyncrl.trainers.cost.model import CostModel
 from asyncrl.trainers.fan_out import Cost
 
 _TAGS = frozenset(
@@ -112,7 +112,7 @@ class Recording:
 
     def values(self, source: str = "the recorded configuration") -> list[Override]:
         """Return the recorded configuration as overrides that say where they are from."""
-        return [Override(path, value, source) for path, value in _leaves(self.started.config)]
+        return [Override(RENAMED.get(path, path), value, source) for path, value in _leaves(self.started.config)]
 
 
 def follows(last: AnyEvent, event: AnyEvent) -> bool:

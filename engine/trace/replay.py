@@ -18,7 +18,7 @@ import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from asyncrl.configs import RunConfig
-from asyncrl.engine.ending import failure
+from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.errors import TraceError
 from asyncrl.engine.events.types import (
     Acknowledged,
@@ -42,7 +42,8 @@ from asyncrl.engine.events.types import (
     WorkGiven,
     unwritten,
 )
-from asyncrl.engine.front_end import Batch
+from asyncrl.engine.loop.front_end import Batch
+from asyncrl.engine.records.ending import failure
 from asyncrl.engine.records.fate import RUN_ENDED, dropped
 from asyncrl.engine.records.work import RankWork
 from asyncrl.engine.trace.claims import judged_claims, lost_rows
@@ -54,7 +55,6 @@ from asyncrl.engine.trace.loop import Loop
 from asyncrl.engine.trace.machinery import Machinery
 from asyncrl.engine.trace.recording import Recording
 from asyncrl.engine.trace.restartable import Restartable
-from asyncrl.engine.virtual_time import run_virtual, virtual_clock
 from asyncrl.filters import Chain, build_chain
 from asyncrl.filters.statistics import RunningStatistics
 

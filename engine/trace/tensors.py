@@ -14,10 +14,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from asyncrl.engine.aio.blocking import Blocking
 from asyncrl.engine.data_plane.base import DataPlane
+from asyncrl.engine.deployment import PARTITION
 from asyncrl.engine.errors import NotWritten, TraceError
-from asyncrl.engine.lifecycle.base import PARTITION
-from asyncrl.engine.offload import Offload
 from asyncrl.engine.records import MicroBatch
 from asyncrl.engine.records.columns import COLUMNS, REFERENCE_LOGPROBS, TRAINER_LOGPROBS
 from asyncrl.engine.records.work import RankWork
@@ -41,10 +41,10 @@ class TensorRecorder:
     of the partition, which go to every model, are recorded as well.
     """
 
-    def __init__(self, plane: DataPlane, run: Path, *, offload: Offload[Any], columns: Sequence[str] = ()) -> None:
+    def __init__(self, plane: DataPlane, run: Path, *, blocking: Blocking[Any], columns: Sequence[str] = ()) -> None:
         self._plane = plane
         self._run = run
-        self._offload = offload
+        self._offload = blocking
         self._later = tuple(columns)
         try:
             (run / FOLDER).mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.configs import RunConfig
+from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.data_plane.base import Claim
-from asyncrl.engine.ending import DATA_EXHAUSTED, first_cause
 from asyncrl.engine.errors import RefillExhausted, TraceError
 from asyncrl.engine.events.types import (
     Acknowledged,
@@ -27,16 +27,16 @@ from asyncrl.engine.events.types import (
     Settled,
     unwritten,
 )
-from asyncrl.engine.front_end import Batch
+from asyncrl.engine.loop.front_end import Batch
+from asyncrl.engine.loop.versions import Versions
 from asyncrl.engine.records import GroupMeta
+from asyncrl.engine.records.ending import DATA_EXHAUSTED, first_cause
 from asyncrl.engine.trace.claims import judged_claims
 from asyncrl.engine.trace.difference import title
 from asyncrl.engine.trace.figures import Figures
 from asyncrl.engine.trace.forced_plane import ForcedPlane
 from asyncrl.engine.trace.machinery import Machinery
 from asyncrl.engine.trace.recording import Recording
-from asyncrl.engine.versions import Versions
-from asyncrl.engine.virtual_time import run_virtual, virtual_clock
 from asyncrl.filters import Chain, build_chain
 
 LIMIT = (

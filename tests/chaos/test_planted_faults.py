@@ -11,21 +11,21 @@ from anyio.lowlevel import checkpoint
 from anyio.streams.memory import MemoryObjectSendStream
 
 from asyncrl.collectors.collector import Collector
-from asyncrl.engine.controller import Controller
+from asyncrl.engine.aio.outbox import Outbox
+from asyncrl.engine.aio.signal import Signal
 from asyncrl.engine.data_plane.base import Claim, DataPlane, Holding
-from asyncrl.engine.ending import Ending
-from asyncrl.engine.front_end import Batch, FrontEnd
-from asyncrl.engine.groups import Groups, Settlement
-from asyncrl.engine.outbox import Outbox
-from asyncrl.engine.publisher import Publisher
+from asyncrl.engine.loop.controller import Controller
+from asyncrl.engine.loop.front_end import Batch, FrontEnd
+from asyncrl.engine.loop.groups import Groups, Settlement
+from asyncrl.engine.loop.publisher import Publisher
+from asyncrl.engine.loop.versions import Versions
 from asyncrl.engine.records import Grant, GroupMeta
+from asyncrl.engine.records.ending import Ending
 from asyncrl.engine.records.keys import sample_keys
 from asyncrl.engine.records.message import GroupFailure, Message, PutNotice
 from asyncrl.engine.records.work import RankResult, RankWork
-from asyncrl.engine.signal import Signal
+from asyncrl.engine.testing.conformance.schedule import Schedule
 from asyncrl.engine.testing.fakes import FakeRank
-from asyncrl.engine.testing.schedule import Schedule
-from asyncrl.engine.versions import Versions
 
 NEVER = 1e6
 BUSY = Schedule(

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from asyncrl.engine.testing.schedule import Schedule
+from asyncrl.engine.testing.conformance.schedule import Schedule
 
 
 @pytest.mark.timeout(600)

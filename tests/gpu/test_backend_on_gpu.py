@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from asyncrl.trainers.backends.base import Rows
 from asyncrl.trainers.backends.torch_backend import TorchBackend
-from asyncrl.trainers.objective import Clip
+from asyncrl.trainers.loss.objective import Clip
 
 LENGTHS = (90, 3, 257, 64, 1024, 31)
 PROMPT = 2

@@ -11,12 +11,12 @@ from asyncrl.trainers.reducer import MeetingPoint
 MEMBER = """
 import json, sys
 import anyio, torch
-from asyncrl.engine.offload import in_thread
+from asyncrl.engine.aio.blocking import in_thread
 from asyncrl.trainers.reducer import Gloo
 
 async def main(rank, ranks, meeting):
     torch.cuda.set_device(rank)
-    reducer = Gloo(rank=rank, ranks=ranks, meeting=meeting, timeout_s=60.0, offload=in_thread, nccl=True)
+    reducer = Gloo(rank=rank, ranks=ranks, meeting=meeting, timeout_s=60.0, blocking=in_thread, nccl=True)
     await reducer.join()
     on_gpu = await reducer.sum(torch.tensor([1.0, 10.0 ** rank], device=f"cuda:{rank}"))
     on_cpu = await reducer.sum(torch.tensor([1.0, 10.0 ** rank], dtype=torch.float64))

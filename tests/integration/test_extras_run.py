@@ -66,7 +66,7 @@ from asyncrl.engine.cli import main
 
 sys.argv = [
     "asyncrl", "train", "--runtime", "local", "--steps", "2", "--run-dir", "out", "--set", "task.name=seeing:Seeing",
-    "--set", "trainer.warm_up_steps=0", "--set", "trainer.ranks=2", "--set", "filters=[]",
+    "--set", "trainer.sft_warm_up_steps=0", "--set", "trainer.ranks=2", "--set", "filters=[]",
     "--set", "rollout.groups_per_step=4", "--set", "rollout.group_size=4", "--set", "trainer.reference_kl=0.01",
     *sys.argv[1:],
 ]

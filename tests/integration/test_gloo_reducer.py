@@ -11,11 +11,11 @@ from asyncrl.trainers.reducer import MeetingPoint
 MEMBER = """
 import json, sys
 import anyio, torch
-from asyncrl.engine.offload import in_thread
+from asyncrl.engine.aio.blocking import in_thread
 from asyncrl.trainers.reducer import Gloo
 
 async def main(rank, ranks, meeting, timeout_s):
-    reducer = Gloo(rank=rank, ranks=ranks, meeting=meeting, timeout_s=timeout_s, offload=in_thread)
+    reducer = Gloo(rank=rank, ranks=ranks, meeting=meeting, timeout_s=timeout_s, blocking=in_thread)
     await reducer.join()
     totals = []
     for i in range(3):

@@ -11,11 +11,11 @@ import torch
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine import metrics
+from asyncrl.engine.aio.blocking import in_place
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.events.log import read_events
 from asyncrl.engine.events.types import StepEnded
 from asyncrl.engine.lifecycle.parts import build_rank, rank_model
-from asyncrl.engine.offload import in_place
 from asyncrl.engine.trace.loss_inputs import load
 from asyncrl.engine.trace.recording import Recording
 from asyncrl.engine.weights.base import InProcess
@@ -69,7 +69,7 @@ def backends_at_version_0(config: RunConfig) -> list[Backend]:
             plane=plane,
             reducer=Alone(),
             transport=InProcess(),
-            offload=in_place,
+            blocking=in_place,
         )._backend
         for rank in range(config.trainer.ranks)
     ]

@@ -12,7 +12,7 @@ from asyncrl.engine.model.causal_lm import token_logprobs
 from asyncrl.engine.weights.base import State
 from asyncrl.trainers.backends.base import Rows, StepSums
 from asyncrl.trainers.backends.packing import Packing, has_varlen, has_windows, use_varlen
-from asyncrl.trainers.objective import Clip, Proximal, Reference, policy_loss_sums
+from asyncrl.trainers.loss.objective import Clip, Proximal, Reference, policy_loss_sums
 
 
 class TorchBackend:

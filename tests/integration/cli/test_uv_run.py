@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 DRIVER = """
-from asyncrl.engine.lifecycle.environment import prepare
+from asyncrl.engine.lifecycle.process_env import prepare
 prepare(1)
 import ray._private.worker as worker
 print(worker._maybe_modify_runtime_env({"env_vars": {}}, False))

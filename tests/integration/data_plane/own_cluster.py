@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 
-from asyncrl.engine.lifecycle.environment import prepare
+from asyncrl.engine.lifecycle.process_env import prepare
 
 
 async def main(victim: str) -> dict[str, Any]:
@@ -19,7 +19,7 @@ async def main(victim: str) -> dict[str, Any]:
 
     from asyncrl.engine.data_plane.tq import TransferQueuePlane
     from asyncrl.engine.errors import AsyncRLError
-    from asyncrl.engine.testing.plane_contract import (
+    from asyncrl.engine.testing.conformance.plane_contract import (
         claim_groups,
         contract_group,
         contract_partition,

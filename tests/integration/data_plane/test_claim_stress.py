@@ -12,8 +12,8 @@ from anyio.from_thread import BlockingPortal
 
 from asyncrl.engine.data_plane.base import Consumption
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
-from asyncrl.engine.testing.plane_actors import ClaimerActor
-from asyncrl.engine.testing.plane_contract import contract_partition
+from asyncrl.engine.testing.conformance.plane_actors import ClaimerActor
+from asyncrl.engine.testing.conformance.plane_contract import contract_partition
 
 GROUPS = 2000
 PARTITION = "stress"

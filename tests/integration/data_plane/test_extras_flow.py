@@ -6,7 +6,7 @@ import pytest
 from anyio.from_thread import BlockingPortal
 
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
-from asyncrl.engine.testing.plane_extras import extras_reach_the_model_with_their_samples
+from asyncrl.engine.testing.conformance.plane_extras import extras_reach_the_model_with_their_samples
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["storage", "shared memory"])

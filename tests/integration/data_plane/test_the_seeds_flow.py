@@ -14,16 +14,16 @@ from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import StepStarted
-from asyncrl.engine.front_end import FrontEnd
-from asyncrl.engine.groups import Groups, Settlement, trained_fates
+from asyncrl.engine.loop.front_end import FrontEnd
+from asyncrl.engine.loop.groups import Groups, Settlement, trained_fates
+from asyncrl.engine.loop.run_ahead import RunAhead
+from asyncrl.engine.loop.versions import Versions
 from asyncrl.engine.model.tokenizer import CharTokenizer
 from asyncrl.engine.records import Grant, GroupMeta, Plan, Prompt
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, TOKENS
 from asyncrl.engine.records.keys import sample_keys
 from asyncrl.engine.records.message import PutNotice
-from asyncrl.engine.run_ahead import RunAhead
-from asyncrl.engine.testing.plane_actors import CollectorActor, PlaneActor
-from asyncrl.engine.versions import Versions
+from asyncrl.engine.testing.conformance.plane_actors import CollectorActor, PlaneActor
 from asyncrl.filters import build_chain
 from asyncrl.trainers.fan_out import plan_batch
 

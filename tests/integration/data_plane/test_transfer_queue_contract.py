@@ -6,7 +6,7 @@ import pytest
 from anyio.from_thread import BlockingPortal
 
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
-from asyncrl.engine.testing.plane_contract import CONTRACT, FULL_AT_ROWS, FULL_STORE_CONTRACT, ContractTest
+from asyncrl.engine.testing.conformance.plane_contract import CONTRACT, FULL_AT_ROWS, FULL_STORE_CONTRACT, ContractTest
 
 
 @pytest.mark.parametrize("sentence", CONTRACT, ids=lambda sentence: sentence.__name__)

@@ -20,7 +20,7 @@ from asyncrl.engine.data_plane.rows import column_row_tags, group_row_tags
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.errors import DataPlaneError, MissingRows, Overdue, StoreFull
 from asyncrl.engine.records import GroupMeta
-from asyncrl.engine.testing.plane_contract import (
+from asyncrl.engine.testing.conformance.plane_contract import (
     TOKENS,
     TRAINER,
     claim_groups,

@@ -13,8 +13,8 @@ import ray
 from anyio.from_thread import BlockingPortal
 
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
-from asyncrl.engine.testing.plane_actors import PlaneActor
-from asyncrl.engine.testing.plane_contract import (
+from asyncrl.engine.testing.conformance.plane_actors import PlaneActor
+from asyncrl.engine.testing.conformance.plane_contract import (
     claim_groups,
     contract_columns,
     contract_group,

@@ -5,14 +5,19 @@ import sys
 
 import anyio
 
-from asyncrl.engine.lifecycle.environment import prepare
+from asyncrl.engine.lifecycle.process_env import prepare
 
 
 async def main(units: int) -> dict[str, str]:
     from ray._private.state import actors
 
     from asyncrl.engine.data_plane.tq import TransferQueuePlane
-    from asyncrl.engine.testing.plane_contract import claim_groups, contract_group, contract_partition, put_groups
+    from asyncrl.engine.testing.conformance.plane_contract import (
+        claim_groups,
+        contract_group,
+        contract_partition,
+        put_groups,
+    )
 
     plane = await TransferQueuePlane.start(storage_units=units, deadline_s=20, start_s=60)
     await plane.register(contract_partition("p"))

@@ -14,7 +14,7 @@ import anyio, torch
 from asyncrl.engine.data_plane.base import Partition
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.errors import DataPlaneError
-from asyncrl.engine.offload import in_thread
+from asyncrl.engine.aio.blocking import in_thread
 from asyncrl.engine.records import GroupMeta
 from asyncrl.trainers.fetch import fetch_for
 from asyncrl.trainers.reducer import Gloo
@@ -23,9 +23,9 @@ from asyncrl.trainers.siblings import GlooSiblings
 KEYS = tuple(f"v0_p0_g{i}" for i in range(3))
 
 async def main(rank, ranks, meeting):
-    reducer = Gloo(rank=rank, ranks=ranks, meeting=meeting, timeout_s=60, offload=in_thread)
+    reducer = Gloo(rank=rank, ranks=ranks, meeting=meeting, timeout_s=60, blocking=in_thread)
     await reducer.join()
-    siblings = GlooSiblings(list(range(ranks)), timeout_s=60, offload=in_thread)
+    siblings = GlooSiblings(list(range(ranks)), timeout_s=60, blocking=in_thread)
     plane = LocalPlane()
     # The plane of this process is empty but for the leader's: whoever else reads it fails.
     await plane.register(Partition("train", 3, ("tokens", "logprobs"), ("trainer",)))

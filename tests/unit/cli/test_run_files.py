@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from asyncrl.engine.cli.run_files import RunFiles
-from asyncrl.engine.ending import Ending
 from asyncrl.engine.errors import NotWritten
+from asyncrl.engine.records.ending import Ending
 
 DONE = Ending(0, "step limit reached")
 

@@ -8,10 +8,9 @@ import pytest
 from rich.console import Console
 
 from asyncrl.engine.cli.view import View, final_lines, number
-from asyncrl.engine.controller import Controller
-from asyncrl.engine.ending import Ending
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.progress import Progress
+from asyncrl.engine.events.summary import summarise
 from asyncrl.engine.events.types import (
     AnyEvent,
     BatchGivenUp,
@@ -24,7 +23,8 @@ from asyncrl.engine.events.types import (
     StepEnded,
     StepStarted,
 )
-from asyncrl.engine.summary import summarise
+from asyncrl.engine.loop.controller import Controller
+from asyncrl.engine.records.ending import Ending
 from asyncrl.engine.testing.simulation import simulate, simulated_config
 
 

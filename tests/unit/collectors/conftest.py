@@ -14,8 +14,8 @@ from transformers import LlamaConfig
 
 from asyncrl.collectors.generators.torch_generator import TorchGenerator
 from asyncrl.configs.schema import Model
+from asyncrl.engine.aio.blocking import in_place
 from asyncrl.engine.model.causal_lm import build_model
-from asyncrl.engine.offload import in_place
 
 EOS = 1
 POISON = 31
@@ -39,7 +39,7 @@ class FixedLogits(nn.Module):
 
 
 class Gate:
-    """An offload that holds blocking calls until opened; `calls` have come so far."""
+    """An blocking that holds blocking calls until opened; `calls` have come so far."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -63,10 +63,12 @@ async def generating(
     *,
     decode_samples: int = 256,
     alone: bool = False,
-    offload: Callable[[Callable[[], Any]], Awaitable[Any]] = in_place,
+    blocking: Callable[[Callable[[], Any]], Awaitable[Any]] = in_place,
 ) -> AsyncIterator[TorchGenerator]:
     """Run a generator for the length of the context."""
-    generator = TorchGenerator(model, eos_id=EOS, pad_id=0, decode_samples=decode_samples, alone=alone, offload=offload)
+    generator = TorchGenerator(
+        model, eos_id=EOS, pad_id=0, decode_samples=decode_samples, alone=alone, blocking=blocking
+    )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(generator.run)
         yield generator

@@ -10,10 +10,10 @@ import transformers
 from asyncrl.collectors.generators.base import GroupRequest
 from asyncrl.collectors.generators.cached import check_cached
 from asyncrl.collectors.generators.torch_generator import TorchGenerator
+from asyncrl.engine.aio.blocking import in_place
+from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.errors import ConfigError, GenerationError
 from asyncrl.engine.model.sketch import sketch_model
-from asyncrl.engine.offload import in_place
-from asyncrl.engine.testing.virtual_time import run_virtual
 
 SHAPE: dict[str, Any] = {"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 0}
 HEADS: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
@@ -50,7 +50,7 @@ def test_a_model_that_keeps_its_state_otherwise_is_refused(kind: str, changes: d
 def test_any_of_several_end_tokens_ends_a_response(fixed_logits: Callable[[list[float]], Any]) -> None:
     """FOUND-L8: of four equally likely tokens two are ends; whichever comes stays, and nothing after it."""
     generator = TorchGenerator(
-        fixed_logits([0.0] * 4), eos_id=1, stop_ids=[3], pad_id=0, decode_samples=64, alone=False, offload=in_place
+        fixed_logits([0.0] * 4), eos_id=1, stop_ids=[3], pad_id=0, decode_samples=64, alone=False, blocking=in_place
     )
     ended = generator._decode([GroupRequest((2,), tuple(range(64)), 40, 1.0)])[0]
     assert {completion.token_ids[-1] for completion in ended} == {1, 3}
@@ -60,7 +60,7 @@ def test_any_of_several_end_tokens_ends_a_response(fixed_logits: Callable[[list[
 def test_a_prompt_too_long_for_the_model_fails_alone(fixed_logits: Callable[[list[float]], Any]) -> None:
     """FOUND-I15: one that needs all positions is served, one that needs more is refused with the numbers."""
     generator = TorchGenerator(
-        fixed_logits([0.0] * 4), eos_id=1, pad_id=0, decode_samples=4, alone=False, offload=in_place, positions=8
+        fixed_logits([0.0] * 4), eos_id=1, pad_id=0, decode_samples=4, alone=False, blocking=in_place, positions=8
     )
 
     async def main() -> None:

@@ -9,15 +9,15 @@ import torch
 from asyncrl.collectors.generators.base import GroupRequest
 from asyncrl.collectors.tasks import load_task
 from asyncrl.configs import Override, RunConfig, load
+from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.lifecycle.parts import build_run_model, tokenized
 from asyncrl.engine.model.causal_lm import build_model
 from asyncrl.engine.model.tokenizer import CharTokenizer, load_tokenizer
-from asyncrl.engine.testing.virtual_time import run_virtual
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.trainers.backends.base import Rows
 from asyncrl.trainers.backends.torch_backend import TorchBackend
-from asyncrl.trainers.objective import Clip
+from asyncrl.trainers.loss.objective import Clip
 
 
 def config_of(path: Path | None) -> RunConfig:

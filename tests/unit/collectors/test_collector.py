@@ -18,6 +18,7 @@ from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.collectors.outcome import Rules
 from asyncrl.collectors.scoring import AsyncScorer, Scorer
 from asyncrl.collectors.tasks import Reward, Task
+from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.data_plane.base import Partition
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.errors import StoreFull, VersionError
@@ -25,8 +26,8 @@ from asyncrl.engine.model.tokenizer import CharTokenizer
 from asyncrl.engine.records import Grant, GroupMeta, Prompt
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, TOKENS
 from asyncrl.engine.records.message import GroupFailure, Message, PutNotice, Served
-from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask, FaultyPlane, in_place_scorer
-from asyncrl.engine.testing.virtual_time import run_virtual, virtual_clock
+from asyncrl.engine.simulate.virtual_loop import in_place_scorer
+from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask, FaultyPlane
 from asyncrl.engine.weights.base import InProcess
 
 

@@ -69,7 +69,7 @@ def test_user_code_is_asked_once_and_for_examples_only_before_a_warm_up(asked: l
     """FOUND-C19, FOUND-I17: an answer need not be text where no warm-up learns from it."""
     assert prepared().examples == ()
     assert asked == ["init", "prompts"]
-    with pytest.raises(ConfigError, match=r"example number 0 is \('0>', \{'not': 'text'\}\).*warm_up_steps"):
+    with pytest.raises(ConfigError, match=r"example number 0 is \('0>', \{'not': 'text'\}\).*sft_warm_up_steps"):
         prepared(warm_up=True)
     assert prepared(warm_up=True, prompts=[Prompt(0, "0>", "0")]).examples == [("0>", "0")]
 

@@ -16,8 +16,8 @@ import torch
 from asyncrl.collectors.outcome import Outcome, Rules, SampleFailure
 from asyncrl.collectors.scoring import AsyncScorer, InPlaceScorer, Scorer, ThreadScorer
 from asyncrl.collectors.tasks import Reward, Task
+from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.records import Prompt
-from asyncrl.engine.testing.virtual_time import run_virtual, virtual_clock
 
 PROMPT = Prompt(0, "0>")
 RESPONSES = ["0", "1", "2", "3"]

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from asyncrl.collectors.generators.base import Completion, GroupRequest
+from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.errors import GenerationError, VersionError
-from asyncrl.engine.testing.virtual_time import run_virtual, virtual_clock
 
 EOS = 1
 POISON = 31
@@ -165,7 +165,7 @@ def test_weights_change_between_batches_and_not_within(running: Any, fixed_logit
     async def main() -> None:
         gate = make_gate()
         seen: dict[str, Any] = {}
-        async with running(fixed_logits(only_2), offload=gate) as generator, anyio.create_task_group() as tasks:
+        async with running(fixed_logits(only_2), blocking=gate) as generator, anyio.create_task_group() as tasks:
 
             async def generate(name: str) -> None:
                 seen[name] = (await generator.generate(request((5,), (0,), 3)))[0]
@@ -241,7 +241,7 @@ def test_an_update_after_one_that_was_given_up_is_not_lost(running: Any, fixed_l
 
     async def main() -> None:
         gate = make_gate()
-        async with running(fixed_logits([0.0, 0.0]), offload=gate) as generator:
+        async with running(fixed_logits([0.0, 0.0]), blocking=gate) as generator:
             with anyio.move_on_after(1):
                 await generator.update_weights(1, {"logits": torch.zeros(2)})
             async with anyio.create_task_group() as tasks:
@@ -258,7 +258,7 @@ def test_an_update_after_one_that_was_given_up_is_not_lost(running: Any, fixed_l
 def test_two_updates_at_once_are_an_error(running: Any, fixed_logits: Any, make_gate: Any) -> None:
     async def main() -> None:
         gate = make_gate()
-        async with running(fixed_logits([0.0, 0.0]), offload=gate) as generator, anyio.create_task_group() as tasks:
+        async with running(fixed_logits([0.0, 0.0]), blocking=gate) as generator, anyio.create_task_group() as tasks:
             tasks.start_soon(generator.update_weights, 1, {"logits": torch.zeros(2)})
             await anyio.sleep(1)
             with pytest.raises(VersionError, match="version 2 while 1"):
@@ -295,7 +295,7 @@ def test_a_failing_batch_reaches_its_own_requests_alone(running: Any, fixed_logi
 def test_a_request_that_is_cancelled_gives_up_its_place(running: Any, fixed_logits: Any, make_gate: Any) -> None:
     async def main() -> None:
         gate, model = make_gate(), fixed_logits([-math.inf, 0.0])
-        async with running(model, offload=gate) as generator, anyio.create_task_group() as tasks:
+        async with running(model, blocking=gate) as generator, anyio.create_task_group() as tasks:
             tasks.start_soon(generator.generate, request((5,), (0,)))
             await anyio.sleep(1)
             for _ in range(3):
@@ -313,7 +313,7 @@ def test_a_request_that_is_cancelled_gives_up_its_place(running: Any, fixed_logi
 def test_stats_count_tokens_and_places(running: Any, fixed_logits: Any, make_gate: Any) -> None:
     async def main() -> None:
         gate = make_gate()
-        async with running(fixed_logits([0.0, -math.inf]), offload=gate, alone=True) as generator:
+        async with running(fixed_logits([0.0, -math.inf]), blocking=gate, alone=True) as generator:
             async with anyio.create_task_group() as tasks:
                 for _ in range(3):
                     tasks.start_soon(generator.generate, request((5,), (0, 1), 3))
@@ -374,7 +374,7 @@ def test_a_request_is_told_when_its_turn_comes_and_when_it_waits_again(
     async def main() -> None:
         gate = make_gate()
         async with (
-            running(fixed_logits([-math.inf, 0.0]), offload=gate) as generator,
+            running(fixed_logits([-math.inf, 0.0]), blocking=gate) as generator,
             anyio.create_task_group() as group,
         ):
             group.start_soon(generator.generate, asked("first", 5))

@@ -35,7 +35,7 @@ INTEGERS = [
     ("trainer.micro_batch_tokens", ["0", "-5"], "an integer of at least 1"),
     ("trainer.publish_tries", ["0"], "an integer of at least 1"),
     ("trainer.align", ["0", "-1", "1.5"], "an integer of at least 1"),
-    ("trainer.warm_up_steps", ["-1"], "an integer of at least 0"),
+    ("trainer.sft_warm_up_steps", ["-1"], "an integer of at least 0"),
     ("task.epochs", ["0", "-1"], "an integer of at least 1 or null"),
     ("run.steps", ["0", "-1"], "an integer of at least 1 or null"),
     ("run.batches", ["0"], "an integer of at least 1 or null"),
@@ -245,5 +245,5 @@ def test_there_are_the_presets_of_the_two_tasks() -> None:
     assert [entry["name"] for entry in default.filters] == ["staleness", "zero_std"]
     assert (default.trainer.ranks, default.run.runtime) == (2, "ray")
     assert reverse.task.name == "reverse"
-    assert reverse.trainer.warm_up_steps > 0
+    assert reverse.trainer.sft_warm_up_steps > 0
     assert reverse.filters[-1]["on_exhausted"] == "train_partial"

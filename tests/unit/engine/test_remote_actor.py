@@ -5,10 +5,10 @@ from typing import Any
 import anyio
 import pytest
 
+from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.errors import ActorDied
 from asyncrl.engine.lifecycle.ray_runtime import RemoteActor, RemoteCollector
 from asyncrl.engine.testing.simulation import simulated_config
-from asyncrl.engine.testing.virtual_time import run_virtual, virtual_clock
 
 
 class Slow:

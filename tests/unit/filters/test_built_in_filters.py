@@ -8,10 +8,10 @@ import pytest
 from asyncrl.engine.errors import TagError
 from asyncrl.engine.testing.fakes import fake_group
 from asyncrl.filters import BaseRolloutFilter, Chain, FilterContext
-from asyncrl.filters.dynamic_sampling import DynamicSampling
-from asyncrl.filters.staleness import Staleness
-from asyncrl.filters.zero_std import ZeroStd
-from asyncrl.trainers.advantages import group_advantages
+from asyncrl.filters.builtin.dynamic_sampling import DynamicSampling
+from asyncrl.filters.builtin.staleness import Staleness
+from asyncrl.filters.builtin.zero_std import ZeroStd
+from asyncrl.trainers.loss.advantages import group_advantages
 
 
 def dropped(filter_: BaseRolloutFilter, *groups: Any, version: int = 5) -> list[str | None]:

@@ -15,8 +15,8 @@ from asyncrl.filters import keep as keep_
 from asyncrl.filters import mask as mask_
 from asyncrl.filters import rescue as rescue_
 from asyncrl.filters.base import AFTER_LOGPROBS
-from asyncrl.filters.dynamic_sampling import DynamicSampling, Refill
-from asyncrl.filters.zero_std import ZeroStd
+from asyncrl.filters.builtin.dynamic_sampling import DynamicSampling, Refill
+from asyncrl.filters.builtin.zero_std import ZeroStd
 
 CONTEXT = FilterContext(trainer_version=5, step=5, seed=7)
 

@@ -19,11 +19,11 @@ from asyncrl.filters import (
     Verdict,
     drop,
 )
-from asyncrl.filters.dynamic_sampling import DynamicSampling
-from asyncrl.filters.length import Length
-from asyncrl.filters.staleness import Staleness
+from asyncrl.filters.builtin.dynamic_sampling import DynamicSampling
+from asyncrl.filters.builtin.length import Length
+from asyncrl.filters.builtin.staleness import Staleness
+from asyncrl.filters.builtin.zero_std import ZeroStd
 from asyncrl.filters.testing import TRAINER_VERSION, judge, make_context, make_group
-from asyncrl.filters.zero_std import ZeroStd
 
 VECTORISED: list[Callable[[], BaseRolloutFilter]] = [
     lambda: Staleness(max_age=1, max_age_by_dataset={"other": 3}),

@@ -9,9 +9,9 @@ from asyncrl.engine.errors import FilterError, TagError
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.testing.fakes import fake_group
 from asyncrl.filters import BaseRolloutFilter, Chain, FilterContext, GroupView, Verdict, drop, keep, mask
-from asyncrl.filters.dynamic_sampling import DynamicSampling
-from asyncrl.filters.staleness import Staleness
-from asyncrl.filters.zero_std import ZeroStd
+from asyncrl.filters.builtin.dynamic_sampling import DynamicSampling
+from asyncrl.filters.builtin.staleness import Staleness
+from asyncrl.filters.builtin.zero_std import ZeroStd
 
 CONTEXT = FilterContext(trainer_version=5, step=5, seed=0)
 GOOD = [0.0, 1.0]

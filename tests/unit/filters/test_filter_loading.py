@@ -8,10 +8,10 @@ import pytest
 
 from asyncrl.engine.errors import ConfigError
 from asyncrl.filters import Chain, build_chain, build_filter
-from asyncrl.filters.dynamic_sampling import DynamicSampling
+from asyncrl.filters.builtin.dynamic_sampling import DynamicSampling
+from asyncrl.filters.builtin.staleness import Staleness
+from asyncrl.filters.builtin.zero_std import ZeroStd
 from asyncrl.filters.load import ENTRY_POINT_GROUP, load_class
-from asyncrl.filters.staleness import Staleness
-from asyncrl.filters.zero_std import ZeroStd
 
 SOURCE = """
 from asyncrl.filters import BaseRolloutFilter, drop, keep

@@ -1,9 +1,9 @@
 """What the chain tells the metrics: every filter, every declared reason from zero on, and the front end's own."""
 
 from asyncrl.filters import BaseRolloutFilter, Chain, FilterContext, GroupView, Verdict, drop, rescue
-from asyncrl.filters.length import Length, Overlong
+from asyncrl.filters.builtin.length import Length, Overlong
+from asyncrl.filters.builtin.zero_std import ZeroStd
 from asyncrl.filters.testing import make_context, make_group
-from asyncrl.filters.zero_std import ZeroStd
 
 
 def test_declared_reasons_are_there_at_zero_before_anything_is_judged() -> None:

@@ -1,12 +1,12 @@
 """The built-in filters on length, content, reward, history, quota and importance: what each drops or masks."""
 
 from asyncrl.filters import Chain, Judgement
-from asyncrl.filters.content import Duplicate, Repetition
-from asyncrl.filters.history import Difficulty, Quota
-from asyncrl.filters.importance import ImportanceOutliers
-from asyncrl.filters.length import Length, Overlong, Truncated
+from asyncrl.filters.builtin.content import Duplicate, Repetition
+from asyncrl.filters.builtin.history import Difficulty, Quota
+from asyncrl.filters.builtin.importance import ImportanceOutliers
+from asyncrl.filters.builtin.length import Length, Overlong, Truncated
+from asyncrl.filters.builtin.reward import FiniteReward, MinLive
 from asyncrl.filters.load import build_chain
-from asyncrl.filters.reward import FiniteReward, MinLive
 from asyncrl.filters.statistics import RunningStatistics
 from asyncrl.filters.taggers import repetition, response_hash
 from asyncrl.filters.testing import judge, make_context, make_group
@@ -112,7 +112,7 @@ def test_chains_nest_in_their_place() -> None:
 def test_c15_a_keep_rule_before_the_drop_rescues_what_another_loss_needs() -> None:
     """C15: order is the user's; the rescue stands before the drop that it lifts."""
     from asyncrl.filters import BaseRolloutFilter, FilterContext, GroupView, Verdict, keep, rescue
-    from asyncrl.filters.zero_std import ZeroStd
+    from asyncrl.filters.builtin.zero_std import ZeroStd
 
     class KeepForSft(BaseRolloutFilter):
         requires = ("has_sft_loss",)

@@ -9,15 +9,15 @@ import pytest
 
 from asyncrl.engine.errors import TagError
 from asyncrl.filters import BaseRolloutFilter, Chain, FilterContext, GroupView, Verdict, drop, mask, rescue
-from asyncrl.filters.content import Duplicate
-from asyncrl.filters.dynamic_sampling import DynamicSampling
-from asyncrl.filters.history import Quota
-from asyncrl.filters.importance import ImportanceOutliers
-from asyncrl.filters.length import Truncated
+from asyncrl.filters.builtin.content import Duplicate
+from asyncrl.filters.builtin.dynamic_sampling import DynamicSampling
+from asyncrl.filters.builtin.history import Quota
+from asyncrl.filters.builtin.importance import ImportanceOutliers
+from asyncrl.filters.builtin.length import Truncated
+from asyncrl.filters.builtin.zero_std import ZeroStd
+from asyncrl.filters.judging import Judgement
 from asyncrl.filters.statistics import RunningStatistics
 from asyncrl.filters.testing import judge, make_context, make_group
-from asyncrl.filters.verdicts import Judgement
-from asyncrl.filters.zero_std import ZeroStd
 
 
 def dropped(filter_: BaseRolloutFilter, *rewards: float, **tags: Any) -> str | None:

@@ -13,23 +13,23 @@ import torch
 from torch import nn
 
 from asyncrl.configs.schema import Model
+from asyncrl.engine.aio.blocking import in_place
+from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.data_plane.base import Partition
 from asyncrl.engine.data_plane.local import LocalPlane
+from asyncrl.engine.loop.selection import Selection
+from asyncrl.engine.loop.stages import Stages
 from asyncrl.engine.model.causal_lm import build_model
-from asyncrl.engine.offload import in_place
 from asyncrl.engine.records import GroupMeta, MicroBatch, Plan
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, REFERENCE_LOGPROBS, TOKENS, TRAINER_LOGPROBS
 from asyncrl.engine.records.group import GROUP, VERSION
 from asyncrl.engine.records.keys import sample_keys
 from asyncrl.engine.records.work import RankResult, RankWork
-from asyncrl.engine.selection import Selection
-from asyncrl.engine.stages import Stages
 from asyncrl.engine.testing.simulation import simulated_config
-from asyncrl.engine.testing.virtual_time import run_virtual
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.trainers.backends.torch_backend import TorchBackend
 from asyncrl.trainers.fan_out import plan_batch
-from asyncrl.trainers.objective import MAX_LOG_RATIO, Clip
+from asyncrl.trainers.loss.objective import MAX_LOG_RATIO, Clip
 from asyncrl.trainers.rank import TrainerRank
 from asyncrl.trainers.reducer import Meeting, Reducer
 
@@ -149,7 +149,7 @@ def train_samples(
                 partition="train",
                 reducer=reducers[rank],
                 transport=InProcess(),
-                offload=in_place,
+                blocking=in_place,
                 learning_rate=1e-3,
             )
             for rank in range(ranks)
@@ -295,7 +295,7 @@ def train_batch(
                     partition="train",
                     reducer=meeting.member(rank),
                     transport=InProcess(),
-                    offload=in_place,
+                    blocking=in_place,
                     learning_rate=options.learning_rate,
                 )
             )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.trainers.advantages import Baseline, Scale, group_advantages
+from asyncrl.trainers.loss.advantages import Baseline, Scale, group_advantages
 
 SETTINGS: list[tuple[Baseline, Scale]] = [
     ("mean", "std"),

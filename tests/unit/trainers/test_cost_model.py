@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.trainers.cost_model import FORWARD, CostModel
+from asyncrl.trainers.cost.model import FORWARD, CostModel
 
 LLAMA = {
     "model_type": "llama",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from asyncrl.engine.records import Plan
-from asyncrl.trainers.cost_model import CostModel
+from asyncrl.trainers.cost.model import CostModel
 from asyncrl.trainers.fan_out import plan_batch
 
 CAPACITY = 16_384

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.engine.records import MicroBatch, Plan
-from asyncrl.trainers.advantages import group_advantages
 from asyncrl.trainers.fan_out import over_budget, plan_batch
+from asyncrl.trainers.loss.advantages import group_advantages
 from asyncrl.trainers.planning.samples import Floats, Ints
 
 BUDGET = 48

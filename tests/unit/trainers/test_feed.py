@@ -6,9 +6,9 @@ from typing import Any
 import anyio
 import pytest
 
+from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.errors import MissingRows
 from asyncrl.engine.records import MicroBatch
-from asyncrl.engine.testing.virtual_time import run_virtual
 from asyncrl.trainers.feed import feed
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from asyncrl.configs import load, parse_set
+from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.data_plane.base import Partition
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.errors import ConfigError, DataPlaneError, MissingRows
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.group import GROUP, VERSION
 from asyncrl.engine.records.keys import sample_keys
-from asyncrl.engine.testing.virtual_time import run_virtual
 from asyncrl.trainers.fetch import Policy, Values, fetch_for
 from asyncrl.trainers.siblings import OnlyChild
 

@@ -11,8 +11,8 @@ from asyncrl.configs import load
 from asyncrl.engine.model.causal_lm import build_model
 from asyncrl.trainers.backends.base import Rows
 from asyncrl.trainers.backends.torch_backend import TorchBackend
-from asyncrl.trainers.normalisation import Normalisation, token_scales
-from asyncrl.trainers.objective import Clip
+from asyncrl.trainers.loss.normalisation import Normalisation, token_scales
+from asyncrl.trainers.loss.objective import Clip
 
 
 @pytest.mark.parametrize(

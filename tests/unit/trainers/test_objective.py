@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.trainers.objective import Clip, Proximal, Reference, policy_loss_sums
+from asyncrl.trainers.loss.objective import Clip, Proximal, Reference, policy_loss_sums
 
 CLIP = Clip(low=0.2, high=0.28, dual=3.0)
 PerToken = Callable[[float, float, float, Clip], tuple[float, float, bool, float]]

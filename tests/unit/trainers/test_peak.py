@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.trainers.peak import peak_flops, share_of_peak
+from asyncrl.trainers.cost.peak import peak_flops, share_of_peak
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import torch
 
 from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.collectors.generators.torch_generator import TorchGenerator
-from asyncrl.engine.offload import in_place
-from asyncrl.engine.testing.virtual_time import run_virtual
+from asyncrl.engine.aio.blocking import in_place
+from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.trainers.backends.base import Rows
 from asyncrl.trainers.backends.torch_backend import TorchBackend
 
@@ -79,7 +79,7 @@ def test_the_trainer_is_near_a_generator_of_rounded_weights(small_llama: Any, ma
     backend = make_backend(copy.deepcopy(model), compute_dtype=HALF)
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16()
-    generator = TorchGenerator(model, eos_id=1, pad_id=0, decode_samples=32, alone=False, offload=in_place)
+    generator = TorchGenerator(model, eos_id=1, pad_id=0, decode_samples=32, alone=False, blocking=in_place)
     found: list[Completion] = []
 
     async def main() -> None:

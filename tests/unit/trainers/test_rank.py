@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncrl.configs.schema import Model
+from asyncrl.engine.aio.blocking import in_place
+from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.errors import Overdue
 from asyncrl.engine.model.causal_lm import build_model
-from asyncrl.engine.offload import in_place
 from asyncrl.engine.records import MicroBatch, Plan
-from asyncrl.engine.testing.virtual_time import run_virtual
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.trainers.backends.torch_backend import TorchBackend
-from asyncrl.trainers.objective import Clip
+from asyncrl.trainers.loss.objective import Clip
 from asyncrl.trainers.rank import TrainerRank
 from asyncrl.trainers.reducer import Alone, Meeting
 
@@ -251,7 +251,7 @@ def warm(model: Any, make_backend: Any, *, ranks: int, batch: int, steps: int = 
                 partition="train",
                 reducer=Alone() if ranks == 1 else meeting.member(rank),
                 transport=InProcess(),
-                offload=in_place,
+                blocking=in_place,
                 learning_rate=1.0,
             )
             losses[rank] = await member.warm_up(examples, steps=steps, batch=batch, learning_rate=0.01)

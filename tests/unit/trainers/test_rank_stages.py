@@ -8,16 +8,16 @@ import anyio
 import pytest
 import torch
 
+from asyncrl.engine.aio.blocking import in_place
+from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.data_plane.base import Partition
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.errors import MissingRows
-from asyncrl.engine.offload import in_place
 from asyncrl.engine.records import GroupMeta, MicroBatch
 from asyncrl.engine.records.columns import LOGPROBS, REFERENCE_LOGPROBS, TOKENS, TRAINER_LOGPROBS
 from asyncrl.engine.records.group import GROUP, VERSION
 from asyncrl.engine.records.keys import sample_keys
 from asyncrl.engine.records.work import RankWork, Stage
-from asyncrl.engine.testing.virtual_time import run_virtual
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.trainers.backends.base import Rows
 from asyncrl.trainers.extras import extras_of
@@ -66,9 +66,7 @@ class Scene:
     rows: list[Rows]
 
 
-async def build(
-    backend: Any, *, siblings: Any = None, policy: Policy = "independent", least_step_s: float = 0
-) -> Scene:
+async def build(backend: Any, *, siblings: Any = None, policy: Policy = "independent", min_step_s: float = 0) -> Scene:
     plane, rows = OnePlane(), []
     columns: dict[str, list[Any]] = {
         TOKENS: [torch.tensor([1, 2, 3, 4]), torch.tensor([5, 6, 7])],
@@ -101,12 +99,12 @@ async def build(
         partition="train",
         reducer=Alone(),
         transport=InProcess(),
-        offload=in_place,
+        blocking=in_place,
         learning_rate=1e-3,
         siblings=siblings,
         fetch_policy=policy,
         extras=extras_of(await plane.partition("train")),
-        least_step_s=least_step_s,
+        min_step_s=min_step_s,
     )
     return Scene(plane, rank, rows)
 
@@ -183,7 +181,7 @@ def test_a_step_takes_at_least_as_long_as_told(
     causal_mean: Any, make_backend: Callable[..., Any], least_s: float, took: float
 ) -> None:
     async def main() -> float:
-        scene = await build(make_backend(causal_mean), least_step_s=least_s)
+        scene = await build(make_backend(causal_mean), min_step_s=least_s)
         started = anyio.current_time()
         await scene.rank.train(work())
         return anyio.current_time() - started

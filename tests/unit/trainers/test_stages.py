@@ -12,7 +12,7 @@ import torch
 from asyncrl.engine.records.columns import REFERENCE_LOGPROBS, TRAINER_LOGPROBS
 from asyncrl.trainers.backends.base import Rows, StepSums
 from asyncrl.trainers.backends.torch_backend import TorchBackend
-from asyncrl.trainers.objective import Clip
+from asyncrl.trainers.loss.objective import Clip
 
 CLIP = Clip(low=0.2, high=0.3, dual=3.0)
 BUDGETS = {"micro_batch_tokens": 12, "forward_tokens": 20}

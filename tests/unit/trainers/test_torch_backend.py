@@ -11,9 +11,9 @@ import torch
 from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.collectors.generators.torch_generator import TorchGenerator
 from asyncrl.configs.schema import Model
+from asyncrl.engine.aio.blocking import in_place
+from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.model.causal_lm import build_model, token_logprobs
-from asyncrl.engine.offload import in_place
-from asyncrl.engine.testing.virtual_time import run_virtual
 from asyncrl.trainers.backends.base import Rows
 from asyncrl.trainers.backends.torch_backend import TorchBackend
 
@@ -93,7 +93,7 @@ def test_log_probabilities_are_of_the_tempered_distribution() -> None:
 def test_the_trainer_agrees_with_the_generator_on_every_token(make_backend: Make, temperature: float) -> None:
     """G4, shift by one: prompts of unequal lengths, left-padded for decoding and right-padded for training."""
     model = build_model(SMALL, vocab_size=32, seed=1)
-    generator = TorchGenerator(model, eos_id=1, pad_id=0, decode_samples=64, alone=False, offload=in_place)
+    generator = TorchGenerator(model, eos_id=1, pad_id=0, decode_samples=64, alone=False, blocking=in_place)
     prompts = [(5,), (7, 8, 9, 10, 11), (3, 4), (12, 13, 14)]
     found: dict[int, list[Completion]] = {}
 

@@ -5,9 +5,8 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from asyncrl.engine.controller import Controller
+from asyncrl.engine.aio.outbox import Numbered
 from asyncrl.engine.data_plane.base import DataPlane
-from asyncrl.engine.ending import failure
 from asyncrl.engine.events.types import (
     Acknowledged,
     Judged,
@@ -17,7 +16,8 @@ from asyncrl.engine.events.types import (
     Released,
     Settled,
 )
-from asyncrl.engine.outbox import Numbered
+from asyncrl.engine.loop.controller import Controller
+from asyncrl.engine.records.ending import failure
 from asyncrl.engine.testing.fakes import HANG_S, FakeGenerator, FakeRank, FakeTask, FaultyPlane
 from asyncrl.engine.testing.remote import Delays
 from asyncrl.engine.testing.simulation import Remote, simulate, simulated_config

@@ -6,10 +6,10 @@ from typing import Any, cast
 import anyio
 import pytest
 
+from asyncrl.engine.aio.outbox import Numbered
 from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.errors import ActorDied
 from asyncrl.engine.events.types import OwnerDead, Settled
-from asyncrl.engine.outbox import Numbered
 from asyncrl.engine.records.work import RankResult, RankWork
 from asyncrl.engine.testing.fakes import FakeRank, FaultyPlane
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config

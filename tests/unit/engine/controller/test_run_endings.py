@@ -6,11 +6,11 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from asyncrl.engine.controller import Controller
 from asyncrl.engine.data_plane.base import DataPlane
-from asyncrl.engine.ending import Ending
 from asyncrl.engine.errors import ConfigError, Overdue
 from asyncrl.engine.events.types import Judged, StepEnded, StepStarted
+from asyncrl.engine.loop.controller import Controller
+from asyncrl.engine.records.ending import Ending
 from asyncrl.engine.testing.fakes import HANG_S, FakeGenerator, FakeTask, FaultyPlane
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
 from asyncrl.filters import BaseRolloutFilter, FilterContext, GroupView, Verdict, keep

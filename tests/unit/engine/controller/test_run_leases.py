@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from asyncrl.engine.data_plane.base import Claim, DataPlane
-from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION
+from asyncrl.engine.deployment import CONSUMER, PARTITION
 from asyncrl.engine.records.columns import COLUMNS
 from asyncrl.engine.testing.fakes import HANG_S, FaultyPlane
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config

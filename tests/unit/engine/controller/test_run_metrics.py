@@ -9,8 +9,8 @@ import pytest
 
 from asyncrl.collectors.tasks import Reward
 from asyncrl.engine import metrics
+from asyncrl.engine.events.summary import summarise
 from asyncrl.engine.events.types import BatchJudged, Judged, StepEnded
-from asyncrl.engine.summary import summarise
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
 

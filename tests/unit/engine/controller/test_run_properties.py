@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncrl.engine.events.summary import summarise
 from asyncrl.engine.events.types import AnyEvent, StepStarted
-from asyncrl.engine.summary import summarise
 from asyncrl.engine.testing.audit import Audit
+from asyncrl.engine.testing.conformance.schedule import Schedule
 from asyncrl.engine.testing.fakes import HANG_S, FakeGenerator, FakeTask
-from asyncrl.engine.testing.schedule import Schedule
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
 
 SECONDS = st.lists(st.sampled_from([0.0, 0.1, 1.0, 1.0, 2.5, 7.0, 30.0, HANG_S]), min_size=1, max_size=7)

@@ -10,8 +10,8 @@ import pytest
 
 from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.collectors.tasks import Reward
+from asyncrl.engine.events.summary import summarise
 from asyncrl.engine.events.types import BatchJudged, Judged, Settled, StepEnded
-from asyncrl.engine.summary import summarise
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
 from asyncrl.engine.testing.simulation import simulate, simulated_config
 from asyncrl.filters.load import BUILT_IN, build_filter

@@ -8,9 +8,9 @@ import pytest
 
 from asyncrl.configs import load, parse_set
 from asyncrl.engine import metrics
+from asyncrl.engine.deployment import PARTITION
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.events.types import Measured, Planned, Settled, StepEnded
-from asyncrl.engine.lifecycle.base import PARTITION
 from asyncrl.engine.records.columns import REFERENCE_LOGPROBS, TRAINER_LOGPROBS
 from asyncrl.engine.records.work import RankResult, RankWork
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeRank

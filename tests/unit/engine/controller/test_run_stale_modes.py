@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asyncrl.engine.aio.virtual_time import virtual_clock
 from asyncrl.engine.events.types import (
     Acknowledged,
     BatchTaken,
@@ -18,10 +19,9 @@ from asyncrl.engine.events.types import (
 )
 from asyncrl.engine.records.fate import CANCELLED
 from asyncrl.engine.records.fate import dropped as dropped_for
+from asyncrl.engine.testing.conformance.spanning import SpanningGenerator
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
-from asyncrl.engine.testing.spanning import SpanningGenerator
-from asyncrl.engine.testing.virtual_time import virtual_clock
 
 TAKES = np.random.default_rng(3).lognormal(-0.5, 1.0, 5000)
 

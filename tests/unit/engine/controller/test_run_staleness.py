@@ -7,9 +7,9 @@ import anyio
 import pytest
 
 from asyncrl.collectors.generators.base import Completion, GroupRequest
-from asyncrl.engine.controller import Controller
 from asyncrl.engine.errors import TagError
 from asyncrl.engine.events.types import Dispatched, Judged, Put, StepStarted
+from asyncrl.engine.loop.controller import Controller
 from asyncrl.engine.testing.fakes import FakeGenerator, fake_group
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from asyncrl.engine.data_plane.codec import from_wire, pack_row, pad_rows, response_slice, to_wire, unpack_row
 from asyncrl.engine.data_plane.rows import assemble
 from asyncrl.engine.errors import DataPlaneError, MissingRows
-from asyncrl.engine.testing.plane_contract import same_bits
+from asyncrl.engine.testing.conformance.plane_contract import same_bits
 
 LENGTHS = (3, 1, 5)
 

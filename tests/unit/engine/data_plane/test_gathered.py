@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
+from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.data_plane.gathered import Gathered
-from asyncrl.engine.testing.virtual_time import run_virtual
 
 
 class Doubling:

@@ -2,9 +2,9 @@
 
 import pytest
 
+from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.data_plane.local import LocalPlane
-from asyncrl.engine.testing.plane_contract import CONTRACT, FULL_AT_ROWS, FULL_STORE_CONTRACT, ContractTest
-from asyncrl.engine.testing.virtual_time import run_virtual, virtual_clock
+from asyncrl.engine.testing.conformance.plane_contract import CONTRACT, FULL_AT_ROWS, FULL_STORE_CONTRACT, ContractTest
 
 
 @pytest.mark.parametrize("sentence", CONTRACT, ids=lambda sentence: sentence.__name__)

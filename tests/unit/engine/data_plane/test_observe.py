@@ -5,11 +5,11 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.data_plane.observe import Observation, ObservedPlane
 from asyncrl.engine.errors import MissingRows, Overdue
-from asyncrl.engine.testing.fakes import FaultyPlane
-from asyncrl.engine.testing.plane_contract import (
+from asyncrl.engine.testing.conformance.plane_contract import (
     CONTRACT,
     TOKENS,
     ContractTest,
@@ -19,7 +19,7 @@ from asyncrl.engine.testing.plane_contract import (
     leave_row,
     put_groups,
 )
-from asyncrl.engine.testing.virtual_time import run_virtual, virtual_clock
+from asyncrl.engine.testing.fakes import FaultyPlane
 
 
 @pytest.mark.parametrize("sentence", CONTRACT, ids=lambda sentence: sentence.__name__)

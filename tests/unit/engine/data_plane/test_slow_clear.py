@@ -5,17 +5,17 @@ from functools import partial
 import anyio
 import pytest
 
+from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.data_plane.base import Consumption
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.errors import DataPlaneError
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.log import EventLog
-from asyncrl.engine.groups import Groups, Settlement
+from asyncrl.engine.loop.groups import Groups, Settlement
+from asyncrl.engine.loop.run_ahead import RunAhead
 from asyncrl.engine.records import Grant, GroupMeta, Prompt
 from asyncrl.engine.records.fate import dropped
-from asyncrl.engine.run_ahead import RunAhead
-from asyncrl.engine.testing.fakes import FaultyPlane
-from asyncrl.engine.testing.plane_contract import (
+from asyncrl.engine.testing.conformance.plane_contract import (
     TRAINER,
     claim_groups,
     contract_group,
@@ -23,7 +23,7 @@ from asyncrl.engine.testing.plane_contract import (
     put_groups,
     rows_of,
 )
-from asyncrl.engine.testing.virtual_time import run_virtual, virtual_clock
+from asyncrl.engine.testing.fakes import FaultyPlane
 
 
 def test_dropping_a_during_the_slow_drop_of_b_leaves_c_and_d() -> None:

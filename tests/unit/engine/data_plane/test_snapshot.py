@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.data_plane.base import Partition
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.data_plane.snapshot import restore_partition, save_partition
 from asyncrl.engine.errors import DataPlaneError
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.keys import sample_keys
-from asyncrl.engine.testing.virtual_time import run_virtual
 
 
 async def _plane() -> LocalPlane:

@@ -7,8 +7,8 @@ import pytest
 from asyncrl.configs import load
 from asyncrl.engine.events import remedies
 from asyncrl.engine.events.remedies import remedy, with_options
+from asyncrl.filters.judging import namespaced
 from asyncrl.filters.load import BUILT_IN
-from asyncrl.filters.verdicts import namespaced
 
 CONFIG = load().config.model_dump()
 

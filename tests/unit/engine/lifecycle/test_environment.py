@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from asyncrl.engine.lifecycle.environment import prepare
+from asyncrl.engine.lifecycle.process_env import prepare
 
 
 def test_under_uv_run_workers_use_the_environment_that_the_driver_runs_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncrl.engine.controller import Controller
-from asyncrl.engine.dispatcher import Dispatcher
 from asyncrl.engine.events.types import (
     Acknowledged,
     AnyEvent,
@@ -23,9 +21,11 @@ from asyncrl.engine.events.types import (
     Settled,
     StepEnded,
 )
-from asyncrl.engine.front_end import Batch, FrontEnd
-from asyncrl.engine.groups import Groups
-from asyncrl.engine.publisher import Publisher
+from asyncrl.engine.loop.controller import Controller
+from asyncrl.engine.loop.dispatcher import Dispatcher
+from asyncrl.engine.loop.front_end import Batch, FrontEnd
+from asyncrl.engine.loop.groups import Groups
+from asyncrl.engine.loop.publisher import Publisher
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
 from asyncrl.engine.testing.simulation import simulate, simulated_config
 from asyncrl.engine.testing.trace import recording_of, seeded_delays

@@ -8,16 +8,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncrl.engine.controller import Controller
+from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
+from asyncrl.engine.deployment import CONSUMER, PARTITION
 from asyncrl.engine.events.types import Claimed, Planned, WorkGiven
-from asyncrl.engine.front_end import Batch, FrontEnd
-from asyncrl.engine.lifecycle.base import CONSUMER, PARTITION
+from asyncrl.engine.loop.controller import Controller
+from asyncrl.engine.loop.front_end import Batch, FrontEnd
+from asyncrl.engine.loop.selection import Selection
+from asyncrl.engine.loop.stages import Stages
+from asyncrl.engine.loop.step import Step
 from asyncrl.engine.records import MicroBatch, Plan
 from asyncrl.engine.records.columns import COLUMNS
 from asyncrl.engine.records.work import RankWork, Update
-from asyncrl.engine.selection import Selection
-from asyncrl.engine.stages import Stages
-from asyncrl.engine.step import Step
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask, fake_group
 from asyncrl.engine.testing.simulation import simulate, simulated_config
 from asyncrl.engine.testing.trace import recording_of, seeded_delays
@@ -25,7 +26,6 @@ from asyncrl.engine.trace.difference import Difference
 from asyncrl.engine.trace.forced_plane import OWNER, ForcedPlane, current_batch
 from asyncrl.engine.trace.recording import Recording
 from asyncrl.engine.trace.replay import replay
-from asyncrl.engine.virtual_time import run_virtual, virtual_clock
 
 
 def recorded(controller: type[Controller] = Controller, **settings: Any) -> Recording:

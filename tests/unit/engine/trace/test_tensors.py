@@ -12,25 +12,25 @@ from safetensors.torch import load_file, save_file
 
 from asyncrl.collectors.tasks.prepared import prepare_task
 from asyncrl.configs import Override, RunConfig, load
-from asyncrl.engine.controller import Controller
+from asyncrl.engine.aio.blocking import in_place
+from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.data_plane.base import Partition
 from asyncrl.engine.data_plane.local import LocalPlane
+from asyncrl.engine.deployment import PARTITION, Deployment
 from asyncrl.engine.errors import NotWritten, TraceError
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import SCHEMA, RunStarted
-from asyncrl.engine.lifecycle.base import PARTITION, World
-from asyncrl.engine.lifecycle.local import local_world
+from asyncrl.engine.lifecycle.local import local_deployment
+from asyncrl.engine.loop.controller import Controller
+from asyncrl.engine.loop.stages import later_columns
 from asyncrl.engine.model.tokenizer import CharTokenizer
-from asyncrl.engine.offload import in_place
 from asyncrl.engine.records import MicroBatch
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, TOKENS
 from asyncrl.engine.records.work import RankWork
-from asyncrl.engine.stages import later_columns
+from asyncrl.engine.simulate.virtual_loop import build_collectors
+from asyncrl.engine.testing.conformance.spanning import SpanningGenerator
 from asyncrl.engine.testing.fakes import FakeTask, fake_group
-from asyncrl.engine.testing.simulation import build_collectors
-from asyncrl.engine.testing.spanning import SpanningGenerator
-from asyncrl.engine.testing.virtual_time import run_virtual
 from asyncrl.engine.trace import loss_inputs
 from asyncrl.engine.trace.recording import Recording
 from asyncrl.engine.trace.replay import rank_works, replay
@@ -101,7 +101,9 @@ def run_local(config: RunConfig, folder: Path, *, spanning: bool = False) -> lis
     spies: list[Spy] = []
 
     async def run() -> None:
-        async with local_world(config, prepare_task(config.task.name, config.task.options, warm_up=False)) as world:
+        async with local_deployment(
+            config, prepare_task(config.task.name, config.task.options, warm_up=False)
+        ) as world:
             used = replace(world, cost=None)
             if spanning:
                 used = replace(used, collectors=_spanning(config, world))
@@ -119,7 +121,7 @@ def run_local(config: RunConfig, folder: Path, *, spanning: bool = False) -> lis
                 events=log,
                 progress=progress,
                 clock=anyio.current_time,
-                record=TensorRecorder(world.plane, folder, offload=in_place, columns=columns).record,
+                record=TensorRecorder(world.plane, folder, blocking=in_place, columns=columns).record,
             )
             ending = await controller.run()
             assert ending.code == 0, ending
@@ -129,7 +131,7 @@ def run_local(config: RunConfig, folder: Path, *, spanning: bool = False) -> lis
     return spies
 
 
-def _spanning(config: RunConfig, world: World) -> Any:
+def _spanning(config: RunConfig, world: Deployment) -> Any:
     """Collectors whose weights are swapped within a response, so that its first tokens are older."""
     generator = SpanningGenerator(
         seconds=lambda call: 1.0 + call % 5, length=lambda call: 3 + call % 4, clock=anyio.current_time
@@ -150,7 +152,7 @@ def _spanning(config: RunConfig, world: World) -> Any:
             "rollout__stale_mode": "tokens",
             "rollout__max_staleness": 1,
             "rollout__max_new_tokens": 6,
-            "trainer__least_step_s": 1.0,
+            "trainer__min_step_s": 1.0,
         },
     ],
     ids=["as by default", "proximal, packed, one length", "several updates, a reference, withheld tokens"],
@@ -193,7 +195,7 @@ def test_extras_of_the_partition_are_recorded_and_objects_are_not(tmp_path: Path
         await plane.register(Partition(PARTITION, 2, columns, ("trainer",), objects=("note",)))
         values = {TOKENS: [torch.arange(4, dtype=torch.int32)] * 2, LOGPROBS: [torch.zeros(2)] * 2}
         await plane.put(PARTITION, group, {**values, "pixels": pixels, "note": [{"a": 1}, None]})
-        await TensorRecorder(plane, tmp_path, offload=in_place).record(1, group.keys)
+        await TensorRecorder(plane, tmp_path, blocking=in_place).record(1, group.keys)
 
     anyio.run(run)
     zeros = dict.fromkeys(group.keys, 0)
@@ -252,7 +254,7 @@ def test_rows_that_cannot_be_written_name_the_file_and_leave_no_part_of_it(tmp_p
         await plane.register(Partition(PARTITION, 1, COLUMNS, ("trainer",)))
         columns = {TOKENS: [torch.ones(2, dtype=torch.int32)], LOGPROBS: [torch.zeros(1)]}
         await plane.put(PARTITION, fake_group(0, [1.0]), columns)
-        await TensorRecorder(plane, tmp_path, offload=in_place).record(1, keys)
+        await TensorRecorder(plane, tmp_path, blocking=in_place).record(1, keys)
 
     if taken == "tensors":
         (tmp_path / taken).write_text("")

@@ -1,0 +1,1 @@
+"""Waiting: a signal, an outbox, blocking calls, and a clock that skips idle time."""

@@ -1,0 +1,67 @@
+"""What the controller drives, whatever world it runs in: handles on actors, and prompts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from asyncrl.engine.aio.outbox import Numbered
+from asyncrl.engine.data_plane.base import DataPlane
+from asyncrl.engine.records import Grant, Prompt
+from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.trainers.fan_out import Cost
+
+PARTITION = "train"
+CONSUMER = "trainer"
+
+
+class Actor(Protocol):
+    """Anything that answers the long poll."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def events(self, after_seq: int, wait_s: float) -> list[Numbered]: ...
+
+
+class CollectorHandle(Actor, Protocol):
+    async def run(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def grant(self, grants: Sequence[Grant]) -> None: ...
+
+    async def cancel(self, groups: Sequence[int]) -> None: ...
+
+    async def update_weights(self, version: int, handle: Any) -> None: ...
+
+    async def status(self) -> dict[str, Any]: ...
+
+
+class RankHandle(Actor, Protocol):
+    async def train(self, work: RankWork) -> RankResult: ...
+
+    async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]: ...
+
+    async def warm_up(
+        self, examples: Sequence[tuple[list[int], int]], *, steps: int, batch: int, learning_rate: float
+    ) -> float: ...
+
+    async def weights(self) -> Any: ...
+
+    async def digest(self) -> Mapping[str, int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A started run: data plane, collectors, ranks, and what to generate from.
+
+    `prompts` are one epoch's; `examples` are (ids, prompt tokens) for the supervised warm-up. The plan is
+    balanced by `cost`, the FLOPs of samples of so many tokens; without it, by tokens.
+    """
+
+    plane: DataPlane
+    collectors: Sequence[CollectorHandle]
+    ranks: Sequence[RankHandle]
+    prompts: Sequence[Prompt]
+    examples: Sequence[tuple[list[int], int]]
+    cost: Cost | None = None

@@ -1,0 +1,80 @@
+"""The final summary, `summary.json`: stable keys, folded from the event log."""
+
+from typing import Any
+
+from asyncrl.engine.events.ledger import Ledger
+from asyncrl.engine.events.progress import Means, Progress
+from asyncrl.engine.events.types import AnyEvent, RunEnded, RunStarted
+from asyncrl.engine.records.ending import Ending
+
+FILE_NAME = "summary.json"
+
+
+class Ends:
+    """A fold that keeps the first and the last event of a run."""
+
+    def __init__(self) -> None:
+        self.started: RunStarted | None = None
+        self.ended: RunEnded | None = None
+        self.last_wall = 0.0
+
+    def apply(self, event: AnyEvent) -> None:
+        self.last_wall = event.wall
+        if isinstance(event, RunStarted):
+            self.started = event
+        elif isinstance(event, RunEnded):
+            self.ended = event
+
+
+def summarise_log(
+    ledger: Ledger, progress: Progress, ends: Ends, *, started_wall: float = 0.0, bias_warning: float | None = None
+) -> dict[str, Any]:
+    """Build the summary from folds alone; a log without a beginning began at `started_wall`."""
+    started, ended = ends.started, ends.ended
+    if started is not None:
+        started_wall = started.wall if started.process_wall is None else started.process_wall
+        bias_warning = started.config.get("rollout", {}).get("bias_warning", bias_warning)
+    return {
+        **summarise(
+            ledger=ledger,
+            progress=progress,
+            ending=Ending(1, "the log breaks off") if ended is None else Ending(ended.code, ended.reason),
+            started_wall=started_wall,
+            ended_wall=ends.last_wall,
+            data_plane_keys_left=None if ended is None else ended.keys_left,
+            bias_warning=bias_warning,
+        ),
+        "filters": (None if ended is None else ended.filters) or {},
+    }
+
+
+def summarise(
+    *,
+    ledger: Ledger,
+    progress: Progress,
+    ending: Ending,
+    started_wall: float,
+    ended_wall: float,
+    data_plane_keys_left: int | None,
+    bias_warning: float | None,
+) -> dict[str, Any]:
+    """Build the summary. Times are seconds from process creation; a value that never came to be is null."""
+    first = progress.first_step_wall
+    return {
+        "steps": progress.steps,
+        "batches": progress.batches,
+        "seconds_total": round(ended_wall - started_wall, 3),
+        "seconds_to_first_step": None if first is None else round(first - started_wall, 3),
+        "reward_first_10": Means.mean(progress.rewards.first),
+        "reward_last_10": Means.mean(progress.rewards.last),
+        "reward_trained_last_10": Means.mean(progress.trained_rewards.last),
+        "trained_tokens": progress.trained_tokens,
+        "generated_tokens": progress.generated_tokens,
+        "trained_age_histogram": {str(age): count for age, count in sorted(progress.ages.items())},
+        "trained_age_max": max(progress.ages, default=None),
+        "length_bias": {**progress.length_bias.summary(), "warn_below": bias_warning},
+        "alarms": progress.alarms.summary(),
+        "ledger": ledger.summary(),
+        "data_plane_keys_left": data_plane_keys_left,
+        "exit": {"code": ending.code, "reason": ending.reason},
+    }

@@ -1,0 +1,1 @@
+"""The loop from prompts to weights: what happens in a step. CONTRIBUTING.md lists its files in order."""

@@ -1,0 +1,37 @@
+"""Whether a batch may be claimed now, in mode `gate`: so that no later group gets too old.
+
+Batches take the oldest groups first, so a group's last chance is a deadline, and the rule is that of
+scheduling by earliest deadline: of what a batch leaves, no more may be due within n further batches than
+those have room for.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+
+def can_claim_without_expiring(
+    *, arrived: Iterable[int], in_flight: Iterable[int], wanted: int, per_batch: int, at: int, bound: int
+) -> bool:
+    """Say whether a batch trained at version `at` may take the `wanted` oldest of `arrived` now.
+
+    `arrived` and `in_flight` are the oldest versions of the groups there and of those on their way.
+    It may if all that it leaves can be trained within `bound` by batches of `per_batch`, or if no group
+    in flight is older than what it takes, so that waiting changes nothing.
+    """
+    waiting, left = Counter(arrived), Counter(in_flight)
+    oldest_in_flight = min(left, default=None)
+    newest_taken = None
+    room = wanted
+    for version in sorted(waiting):
+        taken = min(room, waiting[version])
+        room -= taken
+        newest_taken = version if taken else newest_taken
+        left[version] += waiting[version] - taken
+    if oldest_in_flight is None or (room == 0 and newest_taken is not None and newest_taken <= oldest_in_flight):
+        return True
+    due = 0
+    for version in sorted(left):
+        due += left[version]
+        if due > max(0, version + bound - at) * per_batch:
+            return False
+    return True

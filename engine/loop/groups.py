@@ -1,0 +1,257 @@
+"""The controller's register of groups, and `settle`, the one act that ends a sample.
+
+Invariants: a group is in flight, buffered, claimed or settled, and moves that way only; each of
+its samples gets one fate, logged before its key is cleared; its capacity comes back once.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import anyio
+import structlog
+
+from asyncrl.engine.data_plane.base import Claim, DataPlane, Holding
+from asyncrl.engine.errors import ClaimLost
+from asyncrl.engine.events.log import EventLog
+from asyncrl.engine.events.types import (
+    Claimed,
+    Dispatched,
+    Finished,
+    GroupFailed,
+    Put,
+    Released,
+    Settled,
+    Span,
+    digest_written,
+    written,
+)
+from asyncrl.engine.loop.run_ahead import RunAhead
+from asyncrl.engine.records import Grant, GroupMeta
+from asyncrl.engine.records import group as tag
+from asyncrl.engine.records.fate import CANCELLED, RUN_ENDED, STALE, TRAINED, dropped, failed, masked
+from asyncrl.engine.records.spans import tokens_by_version
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """A group and the fate of each of its samples, in the order of its keys."""
+
+    group: GroupMeta
+    fates: tuple[str, ...]
+
+
+def drop_fates(group: GroupMeta, reason: str) -> tuple[str, ...]:
+    """Fates of a dropped group: its failed samples failed before."""
+    causes = group.sample_tag(tag.CAUSE)
+    return tuple(
+        failed(str(cause)) if status == tag.FAILED else dropped(reason)
+        for status, cause in zip(group.statuses, causes, strict=True)
+    )
+
+
+def trained_fates(group: GroupMeta, trained: Iterable[int], masks: Mapping[int, str]) -> tuple[str, ...]:
+    """Fates of a group that was trained on: samples in `trained`, the rest masked or failed."""
+    chosen = set(trained)
+    base = drop_fates(group, RUN_ENDED)
+    return tuple(TRAINED if i in chosen else masked(masks[i]) if i in masks else fate for i, fate in enumerate(base))
+
+
+class Groups:
+    """Groups that have no fate yet. `changed` tells of every arrival, failure and settlement.
+
+    `on_stale` is called with the grant of a group that got too old.
+    """
+
+    def __init__(
+        self,
+        *,
+        plane: DataPlane,
+        partition: str,
+        consumer: str,
+        log: EventLog,
+        run_ahead: RunAhead,
+    ) -> None:
+        self._plane = plane
+        self._partition = partition
+        self._consumer = consumer
+        self._log = log
+        self.run_ahead = run_ahead
+        self.in_flight: dict[int, Grant] = {}
+        self.buffered: dict[int, GroupMeta] = {}
+        self.claimed: dict[int, GroupMeta] = {}
+        self._fences: dict[str, int] = {}
+        self._grants: dict[int, Grant] = {}
+        self.on_stale: Callable[[Grant], None] = lambda grant: None
+        self.stamps: dict[int, int] = {}
+        self.collectors: dict[int, str] = {}
+        self.arrivals = 0
+        self.changed = run_ahead.changed
+
+    def dispatch(self, grant: Grant, collector: str, *, served: int, retry_of: int | None = None) -> None:
+        """Note a group before it is granted; it takes capacity.
+
+        `served` is what the collector is known to serve: the oldest version that its stamp can be.
+        """
+        self.run_ahead.take(grant.group)
+        self.in_flight[grant.group] = grant
+        self._grants[grant.group] = grant
+        self.stamps[grant.group] = served
+        self.collectors[grant.group] = collector
+        self._log.append(
+            Dispatched(
+                group=grant.group,
+                prompt=grant.prompt.id,
+                dataset=grant.prompt.dataset,
+                seed=grant.seed,
+                size=grant.size,
+                collector=collector,
+                retry_of=retry_of,
+            )
+        )
+
+    def arrive(self, group: GroupMeta, *, seconds: float | None = None) -> None:
+        """Note that a group is in the data plane; a notice that comes after the claim changes nothing.
+
+        `seconds` is how long it took its collector, if that is known.
+        """
+        if self.in_flight.pop(group.group, None) is None:
+            return
+        self.buffered[group.group] = group
+        self.arrivals += 1
+        by_version = tokens_by_version(group) if tag.RESPONSE_TOKENS in group.tags else {}
+        for version, tokens in sorted(by_version.items()):
+            self._log.append(Span(group=group.group, version=version, tokens=tokens))
+        self._log.append(Finished(group=group.group, tokens=sum(by_version.values()), seconds=seconds))
+        tags = written(group.tags)
+        self._log.append(Put(group=group.group, keys=list(group.keys), tags=tags, digest=digest_written(tags)))
+        self.changed.notify()
+
+    def fail(self, group: int, reason: str, error: str) -> None:
+        """Settle a group that ended without a put; nothing of it is in the data plane."""
+        grant = self.in_flight.pop(group, None)
+        if grant is None:
+            return
+        if reason == CANCELLED:
+            fates = [dropped(CANCELLED)] * grant.size
+        else:
+            self._log.append(GroupFailed(group=group, reason=reason, error=error))
+            fates = [failed(reason)] * grant.size
+        self._settled(group, fates)
+        self.release([group])
+        self.changed.notify()
+
+    def claim(self, claim: Claim, *, asked: int | None = None) -> list[GroupMeta]:
+        """Note a claim; a group whose put notice is still on its way has arrived by that. Return what is new.
+
+        The log says how many groups were `asked` for. A group that is claimed here already, whose lease had ended, is
+        held on under the claim's number.
+        """
+        new = []
+        for group in claim.groups:
+            self.arrive(group)
+            if group.group in self.buffered:
+                self.claimed[group.group] = self.buffered.pop(group.group)
+                new.append(group)
+            if group.group in self.claimed:
+                self._fences[group.row] = claim.fence
+        if new:
+            groups = [group.group for group in new]
+            self._log.append(Claimed(claim=claim.id, fence=claim.fence, groups=groups, asked=asked))
+            self.changed.notify()
+        return new
+
+    async def clear_unknown(self, claim: Claim) -> None:
+        """Clear groups of a claim that have no place here: another owner had them, and their fates are logged."""
+        unknown = [group for group in claim.groups if group.group not in self.claimed]
+        if unknown:
+            log.warning("claimed groups that have their fates already", groups=[group.group for group in unknown])
+            await self._clear(unknown, claim.holding)
+
+    async def renew(self) -> None:
+        """Push out the expiry of all that is claimed; what another owner has taken is left to the hand-off."""
+        claimed = list(self.claimed.values())
+        if claimed:
+            await self._while_held(claimed, self.holding(claimed), self._plane.renew)
+
+    def holding(self, groups: Sequence[GroupMeta]) -> Holding:
+        """Return the fencing numbers under which groups were claimed."""
+        return Holding(self._partition, self._consumer, {group.row: self._fences[group.row] for group in groups})
+
+    async def settle(self, settlements: Sequence[Settlement], *, held: bool = True, release: bool = False) -> None:
+        """End claimed groups: log fates, clear keys and, with `release`, give their capacity back, else later.
+
+        One act: whoever cancels its caller waits for it, at most for the plane's deadline. The keys of a claim no
+        longer `held` are another owner's, who clears them.
+        """
+        if not settlements:
+            return
+        groups = [settlement.group for settlement in settlements]
+        for settlement in settlements:
+            del self.claimed[settlement.group.group]
+            self._settled(settlement.group.group, settlement.fates)
+        holding = self.holding(groups)
+        for group in groups:
+            del self._fences[group.row]
+        if held:
+            # Cut off here, the capacity of groups that have their fates would never come back.
+            with anyio.CancelScope(shield=True):
+                await self._clear(groups, holding)
+        if release:
+            self.release([group.group for group in groups])
+        self.changed.notify()
+
+    async def _clear(self, groups: Sequence[GroupMeta], holding: Holding) -> None:
+        async def clear(held: Holding) -> None:
+            keys = [key for group in groups if group.row in held.fences for key in group.keys]
+            await self._plane.clear(self._partition, keys, holding=held)
+
+        lost = await self._while_held(groups, holding, clear)
+        if lost:
+            log.warning("settled groups that another owner had claimed; their keys are left to it", groups=lost)
+
+    async def _while_held(
+        self, groups: Sequence[GroupMeta], holding: Holding, act: Callable[[Holding], Awaitable[None]]
+    ) -> list[int]:
+        """Act on groups that are still held; return the others."""
+        fences = {group.row: holding.fences[group.row] for group in groups}
+        while fences:
+            part = Holding(self._partition, self._consumer, fences)
+            try:
+                await act(part)
+                break
+            except ClaimLost:
+                held = await self._plane.held(part)
+                if len(held) == len(fences):
+                    raise
+                fences = {row: fence for row, fence in fences.items() if row in held}
+        return [group.group for group in groups if group.row not in fences]
+
+    def _settled(self, group: int, fates: Sequence[str]) -> None:
+        """Log the fates of a group, and tell of a prompt that was lost to age."""
+        grant = self._grants.pop(group)
+        del self.stamps[group], self.collectors[group]
+        self._log.append(Settled(group=group, fates=list(fates)))
+        if dropped(STALE) in fates or dropped(CANCELLED) in fates:
+            self.on_stale(grant)
+
+    def release(self, groups: Iterable[int]) -> None:
+        """Give capacity back to run-ahead, once a group."""
+        freed = self.run_ahead.give_back(groups)
+        if freed:
+            self._log.append(Released(groups=freed))
+
+    async def settle_rest(self) -> None:
+        """At the end of a run: whatever has no fate is dropped(run_ended), and no key stays."""
+        for grant in self.in_flight.values():
+            self._settled(grant.group, [dropped(RUN_ENDED)] * grant.size)
+        for group in (*self.buffered.values(), *self.claimed.values()):
+            self._settled(group.group, drop_fates(group, RUN_ENDED))
+        self.in_flight.clear()
+        self.buffered.clear()
+        self.claimed.clear()
+        self._fences.clear()
+        # Also what waited for its batch's end or publish: nothing comes after it.
+        self.release(self.run_ahead.out)
+        await self._plane.clear(self._partition, await self._plane.keys(self._partition))

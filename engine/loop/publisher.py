@@ -1,0 +1,90 @@
+"""The publisher: new weights to every generator, and then their batch's capacity back.
+
+Invariant: a failed publish leaves what is served as it was; it is repeated, or ends the run.
+"""
+
+from collections.abc import AsyncIterable, Callable, Sequence
+from typing import Any
+
+import anyio
+import structlog
+
+from asyncrl.configs.schema import Trainer
+from asyncrl.engine.deployment import CollectorHandle
+from asyncrl.engine.errors import ActorDied, Overdue
+from asyncrl.engine.events.log import EventLog
+from asyncrl.engine.events.types import Published, PublishFailed, PublishStarted
+from asyncrl.engine.loop.groups import Groups
+from asyncrl.engine.loop.versions import Versions
+from asyncrl.engine.records.ending import first_cause
+
+log = structlog.get_logger()
+
+
+class Publisher:
+    """Brings generators to the trainer's versions, one version after the other."""
+
+    def __init__(
+        self,
+        config: Trainer,
+        collectors: Sequence[CollectorHandle],
+        *,
+        groups: Groups,
+        versions: Versions,
+        events: EventLog,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._collectors = collectors
+        self._groups = groups
+        self._versions = versions
+        self._events = events
+        self._clock = clock
+
+    async def run(self, trained: AsyncIterable[tuple[int, Any, Sequence[int]]]) -> None:
+        """Publish each (version, handle on its weights, groups of its batch); release the groups."""
+        async for version, handle, groups in trained:
+            await self.publish(version, handle)
+            self._groups.release(groups)
+
+    async def publish(self, version: int, handle: Any) -> None:
+        """Bring every generator to `version`; a failed try leaves P as it was and is repeated."""
+        started = self._clock()
+        self._events.append(PublishStarted(version=version))
+        loaded: set[str] = set()
+        for attempt in range(1, self._config.publish_tries + 1):
+            try:
+                await self._send(version, handle, loaded)
+                break
+            except (ExceptionGroup, Overdue) as error:
+                cause = first_cause(error)
+                self._events.append(PublishFailed(version=version, error=repr(cause)))
+                log.warning("publish failed", version=version, attempt=attempt, error=repr(cause))
+                if attempt == self._config.publish_tries or isinstance(cause, ActorDied):
+                    raise cause from error
+        self._events.append(Published(version=version, seconds=round(self._clock() - started, 6)))
+
+    async def _send(self, version: int, handle: Any, loaded: set[str]) -> None:
+        """Send the weights to those that are not among `loaded`, adding who is; wait for every acknowledgement.
+
+        Overdue, naming who is late, after `publish_timeout_s`. A load that is given up goes on in its collector,
+        and the next try joins it.
+        """
+        versions, limit_s = self._versions, self._config.publish_timeout_s
+
+        async def send(collector: CollectorHandle) -> None:
+            await collector.update_weights(version, handle)
+            loaded.add(collector.name)
+
+        with anyio.move_on_after(limit_s) as limit:
+            async with anyio.create_task_group() as tasks:
+                for collector in self._collectors:
+                    if collector.name not in loaded:
+                        tasks.start_soon(send, collector)
+            await versions.changed.wait_at_most(lambda: versions.published >= version, limit_s)
+        late = [name for name, served in versions.served.items() if name not in loaded or served < version]
+        if limit.cancelled_caught or late:
+            raise Overdue(
+                f"version {version} was not published within {limit_s:g} s (trainer.publish_timeout_s): "
+                f"{', '.join(late)} did not acknowledge it"
+            )

@@ -1,0 +1,43 @@
+"""Run-ahead: groups dispatched whose capacity has not come back. The one limit on the producer."""
+
+from collections.abc import Iterable
+
+from asyncrl.engine.aio.signal import Signal
+
+
+class RunAhead:
+    """A counted budget of `limit` groups. A group's capacity comes back once; twice is ignored."""
+
+    def __init__(self, limit: int, changed: Signal | None = None) -> None:
+        if limit < 1:
+            raise ValueError(f"run-ahead limit is {limit}; it must be at least 1")
+        self.limit = limit
+        self._out: set[int] = set()
+        self.changed = changed or Signal()
+
+    @property
+    def used(self) -> int:
+        return len(self._out)
+
+    @property
+    def out(self) -> list[int]:
+        """The groups whose capacity has not come back, in order."""
+        return sorted(self._out)
+
+    @property
+    def free(self) -> int:
+        return self.limit - len(self._out)
+
+    def take(self, group: int) -> None:
+        """Use capacity for a group about to be dispatched."""
+        if not self.free:
+            raise RuntimeError(f"run-ahead is used up: {self.limit} groups are out")
+        self._out.add(group)
+
+    def give_back(self, groups: Iterable[int]) -> list[int]:
+        """Return the capacity of groups; the ones that held any are returned."""
+        freed = [group for group in groups if group in self._out]
+        self._out.difference_update(freed)
+        if freed:
+            self.changed.notify()
+        return freed

@@ -1,0 +1,108 @@
+"""What of a batch is trained, from tags alone: advantages, masks and tokens withheld."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from asyncrl.configs import RunConfig
+from asyncrl.engine.errors import AsyncRLError
+from asyncrl.engine.records import GroupMeta
+from asyncrl.engine.records.fate import OVER_BUDGET, STALE
+from asyncrl.engine.records.spans import sample_spans, withheld_tokens
+from asyncrl.filters import Judgement
+from asyncrl.trainers.fan_out import over_budget
+from asyncrl.trainers.loss.advantages import group_advantages
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What of a batch is trained: per key its tokens and advantage; per group the masks.
+
+    `withheld` counts leading response tokens too old to be trained; `response_tokens` those trained;
+    `ages` is of the oldest token trained; `reward_sum` adds up the rewards of trained samples.
+    """
+
+    lengths: Mapping[str, int]
+    prompt_tokens: Mapping[str, int]
+    response_tokens: Mapping[str, int]
+    advantages: Mapping[str, float]
+    withheld: Mapping[str, int]
+    ages: Mapping[str, int]
+    masks: Mapping[int, Mapping[int, str]]
+    reward_sum: float
+
+    @property
+    def trained_tokens(self) -> int:
+        return sum(self.response_tokens.values())
+
+    def tokens_of(self, keys: Collection[str]) -> dict[str, int]:
+        """Return the trained tokens of some keys, in the order of the selection."""
+        wanted = frozenset(keys)
+        return {key: tokens for key, tokens in self.response_tokens.items() if key in wanted}
+
+
+def select(kept: Sequence[Judgement], config: RunConfig, *, trainer_version: int) -> Selection:
+    """Choose the samples of kept groups that can be trained; AsyncRLError for one over the budget, if so configured."""
+    trainer = config.trainer
+    lengths: dict[str, int] = {}
+    prompts: dict[str, int] = {}
+    responses: dict[str, int] = {}
+    advantages: dict[str, float] = {}
+    withheld: dict[str, int] = {}
+    ages: dict[str, int] = {}
+    masks: dict[int, dict[int, str]] = {}
+    rewards: list[float] = []
+    for judgement in kept:
+        group = judgement.group
+        live = [float(group.rewards[i] or 0.0) for i in judgement.live]
+        by_index = dict(
+            zip(
+                judgement.live,
+                group_advantages(live, baseline=trainer.advantage_baseline, scale=trainer.advantage_scale),
+                strict=True,
+            )
+        )
+        sizes = {group.keys[i]: group.prompt_tokens + group.response_tokens[i] for i in judgement.trained}
+        skipped, oldest = _too_old(group, config, trainer_version)
+        mask = masks[group.group] = {**judgement.masked, **_over_budget(judgement, sizes, config)}
+        mask |= {i: STALE for i in judgement.trained if i not in mask and skipped[i] >= group.trainable_tokens[i]}
+        for i in judgement.trained:
+            key = group.keys[i]
+            if i not in mask:
+                lengths[key] = sizes[key]
+                prompts[key] = group.prompt_tokens
+                responses[key] = group.trainable_tokens[i] - skipped[i]
+                advantages[key] = by_index[i]
+                withheld[key] = skipped[i]
+                ages[key] = trainer_version - oldest[i]
+                rewards.append(float(group.rewards[i] or 0.0))
+    return Selection(lengths, prompts, responses, advantages, withheld, ages, masks, sum(rewards))
+
+
+def _over_budget(judgement: Judgement, sizes: Mapping[str, int], config: RunConfig) -> dict[int, str]:
+    """Return the masks of samples that no micro-batch holds; an error naming one if those are not to be masked."""
+    budget = config.trainer.micro_batch_tokens
+    too_long = over_budget(sizes, budget, align=config.trainer.align)
+    if too_long and config.trainer.over_budget == "error":
+        raise AsyncRLError(
+            f"{too_long[0]} has {sizes[too_long[0]]} tokens, over trainer.micro_batch_tokens "
+            f"{budget}{f' in multiples of trainer.align {config.trainer.align}' if config.trainer.align > 1 else ''}; "
+            "raise it, or set trainer.over_budget to mask"
+        )
+    return {i: OVER_BUDGET for i in judgement.trained if judgement.group.keys[i] in too_long}
+
+
+def _too_old(group: GroupMeta, config: RunConfig, trainer_version: int) -> tuple[list[int], list[int]]:
+    """Return per sample the leading tokens over the bound, and the version of the oldest one left.
+
+    In mode `tokens` ages are of tokens; elsewhere a sample goes by its group's stamp, and nothing
+    is over the bound that the front end has let through.
+    """
+    oldest_allowed = trainer_version - config.rollout.max_staleness
+    if group.version >= oldest_allowed and config.rollout.stale_mode != "tokens":
+        return [0] * group.size, [group.version] * group.size
+    skipped = withheld_tokens(group, oldest_allowed)
+    oldest = [
+        min((version for version, _, _ in spans if version >= oldest_allowed), default=group.version)
+        for spans in sample_spans(group)
+    ]
+    return skipped, oldest

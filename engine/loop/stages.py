@@ -1,0 +1,209 @@
+"""The stages of a step on the ranks: `logprobs`, `reference_logprobs`, `train`, each by a plan of its own.
+
+Only metadata goes out and comes back; results are columns written under the samples' keys by the ranks.
+Invariant: a stage that returns has covered exactly the keys of its selection, each by one rank.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+import anyio
+
+from asyncrl.configs import RunConfig
+from asyncrl.configs.schema import Trainer
+from asyncrl.engine.deployment import RankHandle
+from asyncrl.engine.errors import AsyncRLError, Overdue
+from asyncrl.engine.loop.selection import Selection
+from asyncrl.engine.records import MicroBatch, Plan
+from asyncrl.engine.records.columns import REFERENCE_LOGPROBS, TRAINER_LOGPROBS
+from asyncrl.engine.records.keys import row_of
+from asyncrl.engine.records.work import RankResult, RankWork, Stage, Update
+from asyncrl.trainers.fan_out import Cost, plan_batch
+from asyncrl.trainers.loss.normalisation import token_scales
+
+Answer = TypeVar("Answer")
+
+
+class Stages:
+    """Plans and runs what the ranks do for one batch. `step` is the number of the step under way.
+
+    `given` is told of every rank's work, by rank, before it goes out.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        ranks: Sequence[RankHandle],
+        cost: Cost | None,
+        given: Callable[[Sequence[RankWork]], None] = lambda works: None,
+    ) -> None:
+        self._config = config
+        self._ranks = ranks
+        self._cost = cost
+        self._given = given
+
+    async def logprobs(self, selection: Selection, *, step: int, write: bool) -> dict[str, tuple[float, float]]:
+        """Have log-probabilities taken under the weights as they are, kept as a column if `write`.
+
+        Return their gap to the sampler's (records/gaps.py: largest, mean) by key, in the selection's order.
+        """
+        gaps: dict[str, tuple[float, float]] = {}
+        for part in await self._forward(selection, step=step, stage="logprobs", write=write):
+            twice = gaps.keys() & part.keys()
+            if twice:
+                raise AsyncRLError(f"two ranks measured {min(twice)}")
+            gaps.update(part)
+        if gaps.keys() != selection.lengths.keys():
+            odd = min(gaps.keys() ^ selection.lengths.keys())
+            raise AsyncRLError(f"the ranks measured {len(gaps)} of {len(selection.lengths)} samples; {odd} is odd")
+        return {key: gaps[key] for key in selection.lengths}
+
+    async def reference_logprobs(self, selection: Selection, *, step: int) -> None:
+        """Have log-probabilities taken under the frozen reference model and kept as a column."""
+        await self._forward(selection, step=step, stage="reference_logprobs", write=True)
+
+    def plan(self, selection: Selection) -> Plan:
+        """Plan training: the ranks balanced by cost; a group's samples on one rank where that costs nothing."""
+        trainer = self._config.trainer
+        return plan_batch(
+            selection.lengths,
+            ranks=len(self._ranks),
+            budget_tokens=trainer.micro_batch_tokens,
+            cost=self._cost,
+            groups=_groups(selection),
+            updates=trainer.updates_per_batch,
+            align=trainer.align,
+            balance=trainer.balance,
+            order=trainer.micro_batch_order,
+        )
+
+    async def train(self, plan: Plan, selection: Selection, *, step: int) -> list[RankResult]:
+        """Run the plan, update by update; an error unless exactly the planned tokens were trained."""
+        scales = self._scales(plan, selection)
+        advantages = {key: selection.advantages[key] * scales[key] for key in selection.advantages}
+        trainer = self._config.trainer
+        updates = tuple(Update(len(part.ranks[0]), sum(selection.tokens_of(part.keys).values())) for part in plan.parts)
+        works = self._works(
+            plan,
+            selection,
+            step=step,
+            stage="train",
+            advantages=advantages,
+            updates=updates if len(updates) > 1 else (),
+            scales=scales if trainer.reference_kl else {},
+            columns=later_columns(trainer),
+        )
+        results = await self._on_ranks(works, lambda rank, work: rank.train(work))
+        trained, planned = sum(result.tokens for result in results), selection.trained_tokens
+        if trained != planned:
+            raise AsyncRLError(f"the ranks trained on {trained} tokens; the plan holds {planned}")
+        return results
+
+    def _scales(self, plan: Plan, selection: Selection) -> dict[str, float]:
+        """Return what each token of a key counts, by the counts of its update over all ranks."""
+        how, constant = self._config.trainer.loss_normalisation, self._config.rollout.max_new_tokens
+        scales: dict[str, float] = {}
+        for part in plan.parts:
+            scales.update(token_scales(selection.tokens_of(part.keys), how, constant=constant))
+        return scales
+
+    async def _forward(
+        self, selection: Selection, *, step: int, stage: Stage, write: bool
+    ) -> list[dict[str, tuple[float, float]]]:
+        """Run a forward-only stage: its own budget, no lockstep, no fillers."""
+        trainer = self._config.trainer
+        plan = plan_batch(
+            selection.lengths,
+            ranks=len(self._ranks),
+            budget_tokens=trainer.forward_budget,
+            cost=self._cost,
+            groups=_groups(selection),
+            forward_only=True,
+            align=trainer.align,
+            balance=trainer.balance,
+        )
+        works = self._works(plan, selection, step=step, stage=stage, advantages=selection.advantages, write=write)
+        return await self._on_ranks(works, lambda rank, work: rank.logprobs(work))
+
+    def _works(
+        self,
+        plan: Plan,
+        selection: Selection,
+        *,
+        step: int,
+        stage: Stage,
+        advantages: Mapping[str, float],
+        updates: tuple[Update, ...] = (),
+        scales: Mapping[str, float] | None = None,
+        columns: tuple[str, ...] = (),
+        write: bool = False,
+    ) -> list[RankWork]:
+        """Return every rank's part of a plan."""
+        trainer, pad_to = self._config.trainer, 0
+        if trainer.pad_to_step_length:
+            pad_to = forward_length(plan, selection.lengths, packed=trainer.packed, align=trainer.align)
+        works = []
+        for micro_batches in plan.ranks:
+            keys = {key for micro in micro_batches for key in micro.keys}
+            works.append(
+                RankWork(
+                    step=step,
+                    micro_batches=micro_batches,
+                    advantages={key: advantages[key] for key in keys},
+                    prompt_tokens={key: selection.prompt_tokens[key] for key in keys},
+                    withheld={key: selection.withheld[key] for key in keys},
+                    total_tokens=selection.trained_tokens,
+                    stage=stage,
+                    updates=updates,
+                    scales={key: scales[key] for key in keys} if scales else {},
+                    columns=columns,
+                    write=write,
+                    pad_to=pad_to,
+                )
+            )
+        return works
+
+    async def _on_ranks(
+        self, works: Sequence[RankWork], call: Callable[[RankHandle, RankWork], Awaitable[Answer]]
+    ) -> list[Answer]:
+        """Send every rank its part of a plan at once; return the answers by rank."""
+        answers: dict[int, Answer] = {}
+
+        async def one(index: int) -> None:
+            answers[index] = await call(self._ranks[index], works[index])
+
+        self._given(works)
+        limit = self._config.trainer.step_timeout_s
+        try:
+            with anyio.fail_after(limit):
+                async with anyio.create_task_group() as tasks:
+                    for index in range(len(works)):
+                        tasks.start_soon(one, index)
+        except TimeoutError:
+            raise Overdue(f"step {works[0].step} took longer than {limit:g} s") from None
+        return [answers[index] for index in range(len(works))]
+
+
+def later_columns(trainer: Trainer) -> tuple[str, ...]:
+    """Return the columns that forward-only stages leave and training reads."""
+    return (TRAINER_LOGPROBS,) * trainer.decoupled + (REFERENCE_LOGPROBS,) * (trainer.reference_kl > 0)
+
+
+def forward_length(plan: Plan, lengths: Mapping[str, int], *, packed: bool, align: int = 1) -> int:
+    """Return the one length of a forward pass on every rank, in positions: of the longest row of the plan.
+
+    A row is a sample, or a whole micro-batch where samples are packed. The same plan has the same length.
+    """
+    batches = [batch for rank in plan.ranks for batch in rank]
+    return max(row_positions(batch, lengths, packed=packed, align=align) for batch in batches)
+
+
+def row_positions(batch: MicroBatch, lengths: Mapping[str, int], *, packed: bool, align: int = 1) -> int:
+    """Return the length of a micro-batch's longest row; each sample takes a multiple of `align` positions."""
+    positions = [-(-lengths[key] // align) * align for key in batch.keys]
+    return sum(positions) if packed else max(positions)
+
+
+def _groups(selection: Selection) -> dict[str, str]:
+    return {key: row_of(key) for key in selection.lengths}

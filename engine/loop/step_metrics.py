@@ -1,0 +1,99 @@
+"""What a step has shown of its plan: how even, how full, how fast. Every figure always there, 0 when not known."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from asyncrl.engine import metrics
+from asyncrl.engine.loop.stages import forward_length, row_positions
+from asyncrl.engine.records import Plan
+from asyncrl.engine.records.work import RankResult
+from asyncrl.trainers.cost.step_time import StepTime
+from asyncrl.trainers.fan_out import Cost
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one step: metrics by name, and each rank's seconds; none are predicted until some were measured."""
+
+    metrics: dict[str, float]
+    rank_seconds: list[float]
+    predicted_seconds: list[float]
+
+
+class StepMetrics:
+    """Turns a plan and what the ranks measured into metrics. `cost` is what plans are balanced by; None: tokens.
+
+    It predicts each step's seconds from those before it, and then learns from the step.
+    """
+
+    def __init__(self, cost: Cost | None, *, packed: bool, one_length: bool, align: int = 1) -> None:
+        self._cost = cost
+        self._packed = packed
+        self._one_length = one_length
+        self._align = align
+        self._step_time = StepTime()
+
+    def figures(self, plan: Plan, lengths: Mapping[str, int], results: Sequence[RankResult]) -> Figures:
+        """Return the figures of one step."""
+        planned = self._costs(plan, lengths, fillers=False)
+        computed = self._costs(plan, lengths, fillers=True)
+        seconds = [result.seconds for result in results]
+        predicted = self._step_time.seconds(computed) or []
+        self._step_time.observe(computed, seconds)
+        flops = sum(planned) if callable(self._cost) else 0.0
+        peak = sum(result.peak_flops for result in results) if all(result.peak_flops for result in results) else 0.0
+        by_name: dict[str, float] = {
+            metrics.MICRO_BATCHES: sum(len(rank) for rank in plan.ranks),
+            metrics.UPDATES: len(plan.parts),
+            metrics.FILLER_MICRO_BATCHES: sum(micro.filler for rank in plan.ranks for micro in rank),
+            metrics.FILLER_FRACTION: 1 - sum(planned) / sum(computed) if sum(computed) else 0.0,
+            metrics.PADDING_FRACTION: self._padding(plan, lengths),
+            metrics.PLANNED_IMBALANCE: imbalance(planned),
+            metrics.MEASURED_IMBALANCE: imbalance(seconds),
+            metrics.BUBBLE_FRACTION: 1 - 1 / imbalance(seconds),
+            metrics.RANK_SECONDS: max(seconds),
+            metrics.PREDICTED_SECONDS: max(predicted, default=0.0),
+            metrics.PREDICTION_ERROR: _error(predicted, seconds) if predicted else 0.0,
+            metrics.ROW_WAIT: max(result.waited_s for result in results),
+            metrics.FLOPS: flops,
+            metrics.PEAK_FRACTION: flops / (max(seconds) * peak) if max(seconds) and peak else 0.0,
+            metrics.RANKS: len(results),
+        }
+        return Figures(by_name, seconds, predicted)
+
+    def _costs(self, plan: Plan, lengths: Mapping[str, int], *, fillers: bool) -> list[float]:
+        """Return what each rank's samples cost: FLOPs where there is a cost model, else tokens."""
+        out = []
+        for rank in plan.ranks:
+            keys = [key for micro in rank if fillers or not micro.filler for key in micro.keys]
+            tokens = np.array([lengths[key] for key in keys], np.int64)
+            out.append(float(self._cost(tokens).sum()) if callable(self._cost) else float(tokens.sum()))
+        return out
+
+    def _padding(self, plan: Plan, lengths: Mapping[str, int]) -> float:
+        """Return the share of positions that go through the model and hold no token of a sample."""
+        batches = [micro for rank in plan.ranks for micro in rank]
+        packed, align = self._packed, self._align
+        step = forward_length(plan, lengths, packed=packed, align=align) if self._one_length else 0
+        rows = [1 if packed else len(micro.keys) for micro in batches]
+        longest = [step or row_positions(micro, lengths, packed=packed, align=align) for micro in batches]
+        positions = sum(n * tokens for n, tokens in zip(rows, longest, strict=True))
+        return 1 - sum(micro.tokens for micro in batches) / positions if positions else 0.0
+
+
+def imbalance(values: Sequence[float]) -> float:
+    """Return the largest over the mean; 1 where there is nothing."""
+    total = sum(values)
+    return max(values) * len(values) / total if total else 1.0
+
+
+def _error(predicted: Sequence[float], measured: Sequence[float]) -> float:
+    """Return the mean over ranks of the relative error; 0 where nothing was predicted or measured.
+
+    A rank that took under a thousandth of the slowest one's time is left out: over next to nothing any error is huge.
+    """
+    least = 1e-3 * max(measured, default=0.0)
+    pairs = [(p, m) for p, m in zip(predicted, measured, strict=True) if p > 0 and m > least]
+    return sum(abs(p - m) / m for p, m in pairs) / len(pairs) if pairs else 0.0

@@ -1,0 +1,99 @@
+"""The real controller, collectors, front end and data plane in one process, on the virtual clock."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import anyio
+
+from asyncrl.collectors.collector import Collector, Limits
+from asyncrl.collectors.generators.base import Generator
+from asyncrl.collectors.outcome import Rules
+from asyncrl.collectors.scoring import AsyncScorer, InPlaceScorer, Scorer
+from asyncrl.collectors.tasks import Task
+from asyncrl.configs import RunConfig
+from asyncrl.engine.aio.virtual_time import virtual_clock
+from asyncrl.engine.data_plane.base import DataPlane
+from asyncrl.engine.data_plane.local import LocalPlane
+from asyncrl.engine.deployment import PARTITION, CollectorHandle, Deployment, RankHandle
+from asyncrl.engine.events.log import EventLog, Fold
+from asyncrl.engine.events.progress import Progress
+from asyncrl.engine.lifecycle.parts import train_partition
+from asyncrl.engine.loop.controller import Controller
+from asyncrl.engine.model.tokenizer import Tokenizer
+from asyncrl.engine.records.ending import Ending
+from asyncrl.engine.weights.base import InProcess
+from asyncrl.filters import Chain
+from asyncrl.filters.taggers import Tagger
+
+
+def build_collectors(
+    config: RunConfig,
+    generators: Sequence[Generator],
+    *,
+    task: Task,
+    tokenizer: Tokenizer,
+    plane: DataPlane,
+    collector: type[Collector] = Collector,
+    taggers: Mapping[str, Tagger] | None = None,
+) -> list[Collector]:
+    """Put the real collector around each generator."""
+    return [
+        collector(
+            f"collector{i}",
+            generator=generator,
+            scorer=in_place_scorer(task),
+            tokenizer=tokenizer,
+            plane=plane,
+            partition=PARTITION,
+            transport=InProcess(),
+            temperature=config.rollout.temperature,
+            max_new_tokens=config.rollout.max_new_tokens,
+            limits=Limits(
+                queue_timeout_s=config.queue_timeout_s,
+                group_timeout_s=config.collector.group_timeout_s,
+                put_timeout_s=config.collector.put_timeout_s,
+            ),
+            taggers=taggers,
+        )
+        for i, generator in enumerate(generators)
+    ]
+
+
+async def local_plane(config: RunConfig, kind: type[LocalPlane] = LocalPlane) -> LocalPlane:
+    """Make the in-process plane of a configuration, on virtual time, with its partition."""
+    data_plane = config.data_plane
+    plane = kind(clock=virtual_clock, capacity_rows=data_plane.capacity_rows, lease_s=data_plane.lease_s)
+    await plane.register(train_partition(config))
+    return plane
+
+
+async def run_controller(
+    config: RunConfig,
+    *,
+    plane: DataPlane,
+    collectors: Sequence[CollectorHandle],
+    ranks: Sequence[RankHandle],
+    task: Task,
+    chain: Chain,
+    folds: Sequence[Fold],
+    progress: Progress,
+    controller: type[Controller] = Controller,
+    beside: Callable[[Controller], Any] | None = None,
+) -> tuple[Controller, Ending]:
+    """Run the loop to its ending on the running loop's clock; `beside` runs with it."""
+    events = EventLog(clock=virtual_clock, wall=virtual_clock, folds=folds)
+    world = Deployment(plane, collectors, ranks, task.prompts(), [])
+    made = controller(config, world, chain=chain, events=events, progress=progress, clock=virtual_clock)
+    async with anyio.create_task_group() as tasks:
+        if beside is not None:
+            tasks.start_soon(beside, made)
+        ending = await made.run()
+        tasks.cancel_scope.cancel()
+    return made, ending
+
+
+def in_place_scorer(task: Task) -> Scorer:
+    """Score in the loop's thread without a limit: under virtual time no alarm of the wall clock rings."""
+    rules = Rules(type(task).__name__)
+    return AsyncScorer(task, rules) if inspect.iscoroutinefunction(task.score) else InPlaceScorer(task, rules)

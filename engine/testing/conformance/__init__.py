@@ -1,0 +1,1 @@
+"""The project's own conformance suite: contracts, invariants, random schedules. Users need engine.testing alone."""

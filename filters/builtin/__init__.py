@@ -1,0 +1,1 @@
+"""The filters that come with asyncrl, one per file."""

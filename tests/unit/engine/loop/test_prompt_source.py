@@ -1,0 +1,51 @@
+"""Prompts by epoch: each whole, each in its own order, the same for one seed."""
+
+from collections.abc import Iterator
+from itertools import islice
+
+import pytest
+
+from asyncrl.engine.loop.prompt_source import prompt_source
+from asyncrl.engine.records import Prompt
+
+PROMPTS = [Prompt(i, f"{i}") for i in range(12)]
+
+
+def ids(seed: int, epochs: int | None, count: int | None = None) -> list[int | str]:
+    return [prompt.id for prompt in islice(prompt_source(PROMPTS, seed=seed, epochs=epochs), count)]
+
+
+def test_each_epoch_is_all_prompts_in_an_order_of_its_own() -> None:
+    """B2."""
+    order = ids(0, 3)
+    epochs = [order[i : i + 12] for i in range(0, 36, 12)]
+    assert len(order) == 36
+    assert all(sorted(epoch) == list(range(12)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+def test_without_a_number_of_epochs_there_is_no_end() -> None:
+    assert sorted(ids(0, None, 12 * 50)) == sorted(list(range(12)) * 50)
+
+
+def test_the_order_is_a_function_of_the_seed() -> None:
+    assert ids(1, 2) == ids(1, 2)
+    assert ids(1, 2) != ids(2, 2)
+    assert ids(1, 3)[:24] == ids(1, 2)
+
+
+class Empty(list[Prompt]):
+    """No prompts; looking through them again and again is an error instead of a hang."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Prompt]:
+        self.looks += 1
+        if self.looks > 3:
+            pytest.fail("an endless search for a prompt where there is none")
+        return super().__iter__()
+
+
+def test_no_prompts_are_the_end_of_the_data_and_not_an_endless_search() -> None:
+    """J2."""
+    assert list(prompt_source(Empty(), seed=0, epochs=None)) == []
