@@ -1,6 +1,6 @@
 """What the controller drives, whatever world it runs in: handles on actors, and prompts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -56,7 +56,9 @@ class Deployment:
     """A started run: data plane, collectors, ranks, and what to generate from.
 
     `prompts` are one epoch's; `examples` are (ids, prompt tokens) for the supervised warm-up. The plan is
-    balanced by `cost`, the FLOPs of samples of so many tokens; without it, by tokens.
+    balanced by `cost`, the FLOPs of samples of so many tokens; without it, by tokens. `owner` names this driver's
+    claims; two drivers on one data plane need two names. `record` is given the number and the keys of each step
+    before it is trained.
     """
 
     plane: DataPlane
@@ -65,3 +67,5 @@ class Deployment:
     prompts: Sequence[Prompt]
     examples: Sequence[tuple[list[int], int]]
     cost: Cost | None = None
+    owner: str = "driver"
+    record: Callable[[int, Sequence[str]], Awaitable[None]] | None = None

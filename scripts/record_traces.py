@@ -152,22 +152,19 @@ def dead_owner() -> Outcome:
 
 async def _other_driver(controller: Controller) -> None:
     """Claim two groups under another name, and be declared dead with them."""
-    groups, plane = controller.groups, controller._world.plane
+    groups, plane = controller.core.groups, controller._deployment.plane
     for number, begin_s in enumerate((2.05, 4.05), start=1):
         owner = f"driver-{number}"
         await anyio.sleep(begin_s - virtual_clock())
-        await groups.changed.wait_at_most(lambda: bool(groups.buffered), 100.0)
+        await groups.changed.wait_at_most(lambda: groups.buffered > 0, 100.0)
         claim = await plane.claim(
             PARTITION, CONSUMER, columns=COLUMNS, max_groups=2, owner=owner, claim_id=f"{owner}/0"
         )
         groups.claim(claim, asked=2)
         await anyio.sleep(0.3)
         await plane.reap(PARTITION, [owner])
-        for group in claim.groups:
-            groups.buffered[group.group] = groups.claimed.pop(group.group)
         controller._events.append(OwnerDead(owner=owner, groups=[g.group for g in claim.groups], error="killed"))
-        groups.arrivals += 1
-        groups.changed.notify()
+        groups.take_back(group.group for group in claim.groups)
 
 
 RECORDED: Mapping[str, Callable[[], Outcome]] = {

@@ -261,15 +261,15 @@ class _Run:
                 events.append(_run_started(config))
                 world = await stack.enter_async_context(local_deployment(config, self._task))
             plane = ObservedPlane(world.plane, clock=time.monotonic)
+            owner = f"driver-{uuid.uuid4().hex[:8]}"
+            chain = build_chain(config.filters, min_live=config.rollout.min_live, clock=time.monotonic)
             self._controller = Controller(
                 config,
-                replace(world, plane=plane),
-                chain=build_chain(config.filters, min_live=config.rollout.min_live, clock=time.monotonic),
+                replace(world, plane=plane, owner=owner, record=self._recorder(plane)),
+                chain=chain,
                 events=events,
                 progress=self._progress,
                 clock=time.monotonic,
-                owner=f"driver-{uuid.uuid4().hex[:8]}",
-                record=self._recorder(plane),
             )
             self._view.watch(self._controller)
             if self._asked is not None:  # While the world was built, in one go.
@@ -280,12 +280,11 @@ class _Run:
                 "data plane calls of the driver",
                 **{name: asdict(stats) for name, stats in plane.snapshot().items()},
             )
-            chain = self._controller.chain
             self.filter_stats = {name: stats.summary() for name, stats in chain.stats.items()}
             try:
                 self.filter_state = {
                     "filters": chain.state_dict(),
-                    "statistics": self._controller.front_end.statistics.state_dict(),
+                    "statistics": self._controller.core.judged.state_dict(),
                 }
             except FilterError as error:
                 ending = ending if ending.error is not None else failure(error)

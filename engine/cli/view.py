@@ -88,13 +88,10 @@ class View:
         if progress.alarms.raised:
             figures["alarms"] = ", ".join(alarm.name for alarm in progress.alarms.raised)
         if controller is not None:
-            run_ahead = controller.groups.run_ahead
-            versions = controller.versions
-            figures["run-ahead"] = f"{run_ahead.used}/{run_ahead.limit} groups"
+            groups, versions = controller.core.groups.statistics(), controller.core.versions
+            figures["run-ahead"] = f"{groups.run_ahead}/{groups.run_ahead_limit} groups"
             figures["version"] = f"{versions.trainer} trained, {versions.published} published"
-            figures["waits"] = (
-                f"trainer for {controller.trainer_waits_for}, collectors for {controller.collectors_wait_for}"
-            )
+            figures["waits"] = controller.waits_for
         return figures
 
     def line(self) -> str:

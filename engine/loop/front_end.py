@@ -7,27 +7,29 @@ claim tags alone are judged; no tensor moves.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import anyio
 import structlog
 
+from asyncrl.configs import RunConfig
 from asyncrl.engine.data_plane.base import DataPlane
-from asyncrl.engine.errors import Overdue, RefillExhausted
+from asyncrl.engine.deployment import CONSUMER, PARTITION
+from asyncrl.engine.errors import Overdue
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import BatchJudged, Judged, digest
+from asyncrl.engine.loop.batch import Batch
 from asyncrl.engine.loop.claim_gate import can_claim_without_expiring
 from asyncrl.engine.loop.groups import Groups, Settlement, drop_fates
+from asyncrl.engine.loop.refill_budget import RefillBudget
 from asyncrl.engine.loop.versions import Versions
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.columns import COLUMNS
 from asyncrl.engine.records.fate import STALE
-from asyncrl.engine.records.group import is_live_reward
-from asyncrl.filters import Chain, FilterContext, Judgement
+from asyncrl.filters import Chain, FilterContext
 from asyncrl.filters.statistics import RunningStatistics
 
 log = structlog.get_logger()
@@ -35,76 +37,95 @@ log = structlog.get_logger()
 LEASE_LOST = "lease_lost"
 
 
-@dataclass(slots=True)
-class Batch:
-    """A batch in the making. `judged` holds group numbers in the order of judgement.
+@dataclass(frozen=True, slots=True)
+class FrontEndSettings:
+    """Who claims, and by which rules. `_s` are seconds, `max_staleness` is in versions."""
 
-    `trained` says whether the step found anything to train in it; None: not known yet. `masked` counts the
-    samples of a batch with nothing to train, by reason.
-    """
+    owner: str
+    groups_per_step: int
+    max_staleness: int
+    stale_mode: Literal["drop", "gate", "tokens"]
+    gate_timeout_s: float
+    seed: int
+    poll_s: float
+    starve_timeout_s: float
+    lease_s: float
 
-    index: int
-    kept: list[Judgement] = field(default_factory=list)
-    judged: list[int] = field(default_factory=list)
-    drops: Counter[str] = field(default_factory=Counter)
-    masked: Counter[str] = field(default_factory=Counter)
-    trained: bool | None = None
-    reward_sum: float = 0.0
-    reward_count: int = 0
-    partial: bool = False
-    handed_over: bool = False
-    gate_overdue: bool = False
+    @classmethod
+    def of(cls, config: RunConfig, *, owner: str) -> "FrontEndSettings":
+        """Take what a front end needs out of a run's configuration."""
+        rollout = config.rollout
+        return cls(
+            owner=owner,
+            groups_per_step=rollout.groups_per_step,
+            max_staleness=rollout.max_staleness,
+            stale_mode=rollout.stale_mode,
+            gate_timeout_s=rollout.gate_timeout_s,
+            seed=config.run.seed,
+            poll_s=config.data_plane.poll_s,
+            starve_timeout_s=config.supervision.starve_timeout_s,
+            lease_s=config.data_plane.lease_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEndStatistics:
+    """How many batches were assembled, claims held back by the gate, and claims of which no notice had come."""
+
+    batches: int
+    gate_waits: int
+    poll_hits: int
 
 
 class FrontEnd:
-    """Claims for one consumer. `more_may_come` says whether another group can still arrive."""
+    """Claims for one consumer. `more_may_come` says whether another group can still arrive.
+
+    `judged` are the running statistics that filters see.
+
+    Example, at 2 groups per step, bound 2 and trainer version 3 while no batch is under way: of groups stamped 3, 0
+    and 2, the batch takes the oldest two, 0 and 2. Group 0 would be trained at age 3, so it is dropped as stale, and
+    without refill the batch is the other one alone. With refill the front end claims the third in its place.
+    """
 
     def __init__(
         self,
+        settings: FrontEndSettings,
         *,
         plane: DataPlane,
         groups: Groups,
         chain: Chain,
         versions: Versions,
         log: EventLog,
-        partition: str,
-        consumer: str,
-        owner: str,
-        groups_per_step: int,
-        max_staleness: int,
-        stale_mode: Literal["drop", "gate", "tokens"] = "drop",
-        gate_timeout_s: float = 600.0,
-        seed: int,
-        poll_s: float,
-        starve_timeout_s: float,
-        lease_s: float,
+        judged: RunningStatistics,
         more_may_come: Callable[[], bool],
     ) -> None:
-        self._lease_s = lease_s
+        self._settings = settings
         self._plane = plane
         self._groups = groups
         self._chain = chain
         self._versions = versions
         self._log = log
-        self._partition = partition
-        self._consumer = consumer
-        self._owner = owner
-        self._groups_per_step = groups_per_step
-        self._max_staleness = max_staleness
-        self._stale_mode = stale_mode
-        self._gate_timeout_s = gate_timeout_s
-        self._seed = seed
-        self._poll_s = poll_s
-        self._starve_timeout_s = starve_timeout_s
         self._more_may_come = more_may_come
-        self.statistics = RunningStatistics()
-        self.batches = 0
-        self.gate_waits = 0
-        self._handed_on: list[Batch] = []
+        self._judged = judged
+        self._refill = RefillBudget(chain.refill, groups_per_step=settings.groups_per_step)
+        self._batches = 0
+        self._gate_waits = 0
+        self._poll_hits = 0
+        self._closed = False
         self._claims = 0
         self._refilling = False
-        self.closed = False
-        self.poll_hits = 0
+
+    @property
+    def batches(self) -> int:
+        """How many batches were assembled."""
+        return self._batches
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def statistics(self) -> FrontEndStatistics:
+        return FrontEndStatistics(self._batches, self._gate_waits, self._poll_hits)
 
     async def next_batch(self) -> Batch:
         """Assemble a batch; it is short, or empty, only when no more groups can come, or after `close`.
@@ -115,17 +136,14 @@ class FrontEnd:
         await self._fill(batch)
         if not batch.judged or self.closed:
             return batch
-        self.batches += 1
-        refill = self._chain.refill
-        # Elsewhere than with `error` going on is what the user wants: each batch has attempts of its own.
-        if refill is not None and refill.on_exhausted == "error":
-            self._handed_on.append(batch)
+        self._batches += 1
+        self._refill.hand_on(batch)
         self._log.append(
             BatchJudged(
                 batch=batch.index,
                 judged=len(batch.judged),
                 kept=len(batch.kept),
-                attempts=self._attempts(batch),
+                attempts=batch.attempts(self._settings.groups_per_step),
                 reward_sum=batch.reward_sum,
                 reward_count=batch.reward_count,
             )
@@ -135,7 +153,7 @@ class FrontEnd:
     async def keep_claims(self) -> None:
         """Renew what is claimed, well before it expires: time ends the claims of a lost owner only."""
         while True:
-            await anyio.sleep(self._lease_s / 3)
+            await anyio.sleep(self._settings.lease_s / 3)
             await self._groups.renew()
 
     def close(self) -> None:
@@ -143,7 +161,7 @@ class FrontEnd:
 
         Nothing is cancelled: a claim that is given up is made all the same, and its groups would be nobody's.
         """
-        self.closed = True
+        self._closed = True
         self._groups.changed.notify()
 
     async def hand_off(self, batch: Batch) -> None:
@@ -151,7 +169,7 @@ class FrontEnd:
 
         What falls out is dropped; with refill it is replaced, otherwise the batch goes short.
         """
-        batch.handed_over = True
+        batch.taken = True
         while batch.kept:
             held = await self._plane.held(self._groups.holding([j.group for j in batch.kept]))
             lost = {
@@ -161,12 +179,7 @@ class FrontEnd:
             }
             if not lost:
                 return
-            out = [j.group for j in batch.kept if j.group.group in lost]
-            batch.kept = [j for j in batch.kept if j.group.group not in lost]
-            batch.drops.update(lost[group.group] for group in out)
-            for reason in (STALE, LEASE_LOST):
-                gone = [group for group in out if lost[group.group] == reason]
-                await self._settle_dropped([(group, reason) for group in gone], held=reason == STALE)
+            await self._settle_dropped(batch.lose(lost))
             if self._chain.refill is None:
                 return
             self._refilling = True
@@ -175,82 +188,40 @@ class FrontEnd:
             finally:
                 self._refilling = False
 
-    def _attempts(self, batch: Batch) -> int:
-        return -(-len(batch.judged) // self._groups_per_step)
-
-    def _in_vain(self) -> list[Batch]:
-        """Return the batches since the last one trained that were given up: they have spent attempts too."""
-        while any(batch.trained for batch in self._handed_on):
-            self._handed_on.pop(0)
-        return [batch for batch in self._handed_on if batch.trained is False]
-
-    def _wanted(self, batch: Batch) -> int:
-        """Return how many groups to judge next; 0 when the batch is complete."""
-        refill = self._chain.refill
-        if refill is None:
-            return self._groups_per_step - len(batch.judged)
-        missing = self._groups_per_step - len(batch.kept)
-        if missing <= 0 or batch.partial:
-            return 0
-        spenders = [*self._in_vain(), batch]
-        judged = sum(len(one.judged) for one in spenders)
-        budget = refill.max_attempts * self._groups_per_step - judged
-        if budget > 0:
-            return min(missing, budget)
-        spent = (
-            f"{judged} groups judged in {sum(map(self._attempts, spenders))} attempts, {len(batch.kept)} of "
-            f"{self._groups_per_step} kept; dropped: {dict(sum((one.drops for one in spenders), Counter()))}"
-        )
-        if len(spenders) > 1:
-            masked = dict(sum((one.masked for one in spenders), Counter()))
-            spent += f", masked samples: {masked}; {len(spenders) - 1} batches before had nothing left to train"
-        if refill.on_exhausted == "error":
-            raise RefillExhausted(
-                f"dynamic sampling used up its {refill.max_attempts} attempts: {spent}. "
-                "Raise max_attempts, or set on_exhausted of the dynamic_sampling filter"
-            )
-        if refill.on_exhausted == "train_partial":
-            batch.partial = True
-            return 0
-        attempt = self._groups_per_step - len(batch.judged) % self._groups_per_step
-        if attempt == self._groups_per_step:
-            log.warning("dynamic sampling goes on past its attempts", spent=spent)
-        return min(missing, attempt)
-
     def _is_stale(self, group: GroupMeta, version: int) -> bool:
         """Say whether the hard bound drops a group; in mode `tokens` the plan withholds tokens instead."""
-        return group.age(version) > self._max_staleness and self._stale_mode != "tokens"
+        return group.age(version) > self._settings.max_staleness and self._settings.stale_mode != "tokens"
 
     def _version(self, batch: Batch) -> int:
         """Return the version at which a batch will be trained."""
-        return self._versions.trainer if batch.handed_over else self._versions.next_batch
+        return self._versions.trainer if batch.taken else self._versions.next_batch
 
     def _passes_gate(self, batch: Batch, wanted: int) -> bool:
         return self.closed or can_claim_without_expiring(
-            arrived=(group.version for group in self._groups.buffered.values()),
-            in_flight=(self._groups.stamps[group] for group in self._groups.in_flight),
+            arrived=self._groups.versions_buffered(),
+            in_flight=self._groups.versions_in_flight(),
             wanted=wanted,
-            per_batch=self._groups_per_step,
+            per_batch=self._settings.groups_per_step,
             at=self._version(batch),
-            bound=self._max_staleness,
+            bound=self._settings.max_staleness,
         )
 
     async def _gate(self, batch: Batch, wanted: int) -> None:
         """Wait, once a batch and in mode `gate`, while claiming now would make a later group too old."""
         may_pass = partial(self._passes_gate, batch, wanted)
-        if self._stale_mode != "gate" or batch.gate_overdue or may_pass():
+        if self._settings.stale_mode != "gate" or batch.gate_overdue or may_pass():
             return
-        self.gate_waits += 1
-        if not await self._groups.changed.wait_at_most(may_pass, self._gate_timeout_s):
+        self._gate_waits += 1
+        if not await self._groups.changed.wait_at_most(may_pass, self._settings.gate_timeout_s):
             batch.gate_overdue = True
             log.warning(
                 "the gate opened by its deadline; what is still in flight may be dropped as stale",
-                timeout_s=self._gate_timeout_s,
-                in_flight=len(self._groups.in_flight),
+                timeout_s=self._settings.gate_timeout_s,
+                in_flight=self._groups.statistics().in_flight,
             )
 
     async def _fill(self, batch: Batch) -> None:
-        while not self.closed and (wanted := self._wanted(batch)):
+        while not self.closed and (wanted := self._refill.wanted(batch)):
             groups = await self._claim(batch, wanted)
             if not groups:
                 return
@@ -263,10 +234,10 @@ class FrontEnd:
         """
         seen = -1
         try:
-            with anyio.fail_after(self._starve_timeout_s) as starving:
+            with anyio.fail_after(self._settings.starve_timeout_s) as starving:
                 while True:
                     told = await self._groups.changed.wait_at_most(
-                        partial(self._worth_claiming, batch, wanted, seen), self._poll_s
+                        partial(self._worth_claiming, batch, wanted, seen), self._settings.poll_s
                     )
                     if self._comes_second(batch):
                         continue
@@ -287,60 +258,58 @@ class FrontEnd:
         except TimeoutError as error:
             if isinstance(error, Overdue):
                 raise
-            versions = self._versions
+            versions, now = self._versions, self._groups.statistics()
             raise Overdue(
-                f"no group to judge for {self._starve_timeout_s:g} s: {len(self._groups.in_flight)} in flight, "
-                f"run-ahead {self._groups.run_ahead.used}/{self._groups.run_ahead.limit}, trainer version "
+                f"no group to judge for {self._settings.starve_timeout_s:g} s: {now.in_flight} in flight, "
+                f"run-ahead {now.run_ahead}/{now.run_ahead_limit}, trainer version "
                 f"{versions.trainer}, published {versions.published}"
             ) from None
 
     async def _claim_once(self, wanted: int, *, told: bool) -> Sequence[GroupMeta]:
         """Claim what is there, and return what of it is new."""
         # Numbered before the call: a hand-off that refills claims beside the next batch.
-        claim_id = f"{self._owner}/{self._claims}"
+        claim_id = f"{self._settings.owner}/{self._claims}"
         self._claims += 1
         claim = await self._plane.claim(
-            self._partition,
-            self._consumer,
+            PARTITION,
+            CONSUMER,
             columns=COLUMNS,
             max_groups=wanted,
-            owner=self._owner,
+            owner=self._settings.owner,
             claim_id=claim_id,
         )
-        unknown = any(group.group in self._groups.in_flight for group in claim.groups)
-        self.poll_hits += unknown and not told
+        unknown = any(self._groups.in_flight(group.group) for group in claim.groups)
+        self._poll_hits += unknown and not told
         new = self._groups.claim(claim, asked=wanted)
         await self._groups.clear_unknown(claim)
         return new
 
     def _comes_second(self, batch: Batch) -> bool:
         """Say whether another batch, for which the trainer waits, is to have the next groups."""
-        return self._refilling and not batch.handed_over
+        return self._refilling and not batch.taken
 
     def _worth_claiming(self, batch: Batch, wanted: int, seen: int) -> bool:
         if self.closed or self._comes_second(batch):
             return self.closed
-        enough = len(self._groups.buffered) >= wanted and self._groups.arrivals != seen
+        enough = self._groups.buffered >= wanted and self._groups.arrivals != seen
         return enough or not self._more_may_come()
 
     async def _judge(self, batch: Batch, groups: Sequence[GroupMeta]) -> None:
         version = self._version(batch)
         fresh = [group for group in groups if not self._is_stale(group, version)]
-        context = FilterContext(trainer_version=version, step=version, seed=self._seed, statistics=self.statistics)
+        context = FilterContext(
+            trainer_version=version, step=version, seed=self._settings.seed, statistics=self._judged
+        )
         judgements = {j.group.group: j for j in self._chain.judge(fresh, context)}
-        self.statistics.update(groups)
+        self._judged.update(groups)
         dropped: list[tuple[GroupMeta, str]] = []
         for group in groups:
-            number = group.group
-            judgement = judgements.get(number)
+            judgement = judgements.get(group.group)
             reason = STALE if judgement is None else judgement.dropped
-            batch.judged.append(number)
-            finite = [r for r in group.rewards if is_live_reward(r) and r is not None]
-            batch.reward_sum += sum(finite)
-            batch.reward_count += len(finite)
+            batch.judge(group, judgement, reason)
             self._log.append(
                 Judged(
-                    group=number,
+                    group=group.group,
                     batch=batch.index,
                     age=group.age(version),
                     dropped=reason,
@@ -351,12 +320,9 @@ class FrontEnd:
             )
             if reason is not None:
                 dropped.append((group, reason))
-                batch.drops[reason] += 1
-            elif judgement is not None:
-                batch.kept.append(judgement)
         await self._settle_dropped(dropped)
 
-    async def _settle_dropped(self, dropped: Sequence[tuple[GroupMeta, str]], *, held: bool = True) -> None:
+    async def _settle_dropped(self, dropped: Sequence[tuple[GroupMeta, str]]) -> None:
         """Settle groups; with refill their capacity comes back now, without it with their batch."""
         settlements = [Settlement(group, drop_fates(group, reason)) for group, reason in dropped]
-        await self._groups.settle(settlements, held=held, release=self._chain.refill is not None)
+        await self._groups.settle(settlements, release=self._chain.refill is not None)

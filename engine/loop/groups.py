@@ -58,6 +58,17 @@ def trained_fates(group: GroupMeta, trained: Iterable[int], masks: Mapping[int, 
     return tuple(TRAINED if i in chosen else masked(masks[i]) if i in masks else fate for i, fate in enumerate(base))
 
 
+@dataclass(frozen=True, slots=True)
+class GroupStatistics:
+    """How many groups are where, and how much of run-ahead is used."""
+
+    in_flight: int
+    buffered: int
+    claimed: int
+    run_ahead: int
+    run_ahead_limit: int
+
+
 class Groups:
     """Groups that have no fate yet. `changed` tells of every arrival, failure and settlement.
 
@@ -72,22 +83,74 @@ class Groups:
         consumer: str,
         log: EventLog,
         run_ahead: RunAhead,
+        on_stale: Callable[[Grant], None] = lambda grant: None,
     ) -> None:
         self._plane = plane
         self._partition = partition
         self._consumer = consumer
         self._log = log
         self.run_ahead = run_ahead
-        self.in_flight: dict[int, Grant] = {}
-        self.buffered: dict[int, GroupMeta] = {}
-        self.claimed: dict[int, GroupMeta] = {}
+        self._on_stale = on_stale
+        self._in_flight: dict[int, Grant] = {}
+        self._buffered: dict[int, GroupMeta] = {}
+        self._claimed: dict[int, GroupMeta] = {}
         self._fences: dict[str, int] = {}
         self._grants: dict[int, Grant] = {}
-        self.on_stale: Callable[[Grant], None] = lambda grant: None
-        self.stamps: dict[int, int] = {}
-        self.collectors: dict[int, str] = {}
-        self.arrivals = 0
+        self._stamps: dict[int, int] = {}
+        self._collectors: dict[int, str] = {}
+        self._arrivals = 0
         self.changed = run_ahead.changed
+
+    @property
+    def arrivals(self) -> int:
+        """How many groups have arrived since the run began."""
+        return self._arrivals
+
+    @property
+    def any_in_flight(self) -> bool:
+        return bool(self._in_flight)
+
+    @property
+    def buffered(self) -> int:
+        """How many groups are in the data plane and not claimed."""
+        return len(self._buffered)
+
+    def statistics(self) -> GroupStatistics:
+        run_ahead = self.run_ahead
+        return GroupStatistics(
+            len(self._in_flight), len(self._buffered), len(self._claimed), run_ahead.used, run_ahead.limit
+        )
+
+    def in_flight(self, group: int) -> Grant | None:
+        """Return the grant of a group that is on its way; None for any other."""
+        return self._in_flight.get(group)
+
+    def versions_in_flight(self) -> list[int]:
+        """Return, per group on its way, the oldest version that its stamp can be."""
+        return [self._stamps[group] for group in self._in_flight]
+
+    def versions_buffered(self) -> list[int]:
+        """Return the stamped version of each group that can be claimed."""
+        return [group.version for group in self._buffered.values()]
+
+    def doomed(self, oldest: int) -> dict[str, list[int]]:
+        """Return, by collector, the groups on their way that may be older than version `oldest`."""
+        out: dict[str, list[int]] = {}
+        for group in self._in_flight:
+            if self._stamps[group] < oldest:
+                out.setdefault(self._collectors[group], []).append(group)
+        return out
+
+    def claimed(self, groups: Iterable[int]) -> list[GroupMeta]:
+        """Return those of `groups` that are claimed here."""
+        return [self._claimed[group] for group in groups if group in self._claimed]
+
+    def take_back(self, groups: Iterable[int]) -> None:
+        """Note that claimed groups can be claimed again: their claim was returned, or its owner died."""
+        for group in groups:
+            self._buffered[group] = self._claimed.pop(group)
+            self._arrivals += 1
+        self.changed.notify()
 
     def dispatch(self, grant: Grant, collector: str, *, served: int, retry_of: int | None = None) -> None:
         """Note a group before it is granted; it takes capacity.
@@ -95,10 +158,10 @@ class Groups:
         `served` is what the collector is known to serve: the oldest version that its stamp can be.
         """
         self.run_ahead.take(grant.group)
-        self.in_flight[grant.group] = grant
+        self._in_flight[grant.group] = grant
         self._grants[grant.group] = grant
-        self.stamps[grant.group] = served
-        self.collectors[grant.group] = collector
+        self._stamps[grant.group] = served
+        self._collectors[grant.group] = collector
         self._log.append(
             Dispatched(
                 group=grant.group,
@@ -116,10 +179,10 @@ class Groups:
 
         `seconds` is how long it took its collector, if that is known.
         """
-        if self.in_flight.pop(group.group, None) is None:
+        if self._in_flight.pop(group.group, None) is None:
             return
-        self.buffered[group.group] = group
-        self.arrivals += 1
+        self._buffered[group.group] = group
+        self._arrivals += 1
         by_version = tokens_by_version(group) if tag.RESPONSE_TOKENS in group.tags else {}
         for version, tokens in sorted(by_version.items()):
             self._log.append(Span(group=group.group, version=version, tokens=tokens))
@@ -130,7 +193,7 @@ class Groups:
 
     def fail(self, group: int, reason: str, error: str) -> None:
         """Settle a group that ended without a put; nothing of it is in the data plane."""
-        grant = self.in_flight.pop(group, None)
+        grant = self._in_flight.pop(group, None)
         if grant is None:
             return
         if reason == CANCELLED:
@@ -151,10 +214,10 @@ class Groups:
         new = []
         for group in claim.groups:
             self.arrive(group)
-            if group.group in self.buffered:
-                self.claimed[group.group] = self.buffered.pop(group.group)
+            if group.group in self._buffered:
+                self._claimed[group.group] = self._buffered.pop(group.group)
                 new.append(group)
-            if group.group in self.claimed:
+            if group.group in self._claimed:
                 self._fences[group.row] = claim.fence
         if new:
             groups = [group.group for group in new]
@@ -164,14 +227,14 @@ class Groups:
 
     async def clear_unknown(self, claim: Claim) -> None:
         """Clear groups of a claim that have no place here: another owner had them, and their fates are logged."""
-        unknown = [group for group in claim.groups if group.group not in self.claimed]
+        unknown = [group for group in claim.groups if group.group not in self._claimed]
         if unknown:
             log.warning("claimed groups that have their fates already", groups=[group.group for group in unknown])
             await self._clear(unknown, claim.holding)
 
     async def renew(self) -> None:
         """Push out the expiry of all that is claimed; what another owner has taken is left to the hand-off."""
-        claimed = list(self.claimed.values())
+        claimed = list(self._claimed.values())
         if claimed:
             await self._while_held(claimed, self.holding(claimed), self._plane.renew)
 
@@ -179,25 +242,24 @@ class Groups:
         """Return the fencing numbers under which groups were claimed."""
         return Holding(self._partition, self._consumer, {group.row: self._fences[group.row] for group in groups})
 
-    async def settle(self, settlements: Sequence[Settlement], *, held: bool = True, release: bool = False) -> None:
+    async def settle(self, settlements: Sequence[Settlement], *, release: bool = False) -> None:
         """End claimed groups: log fates, clear keys and, with `release`, give their capacity back, else later.
 
-        One act: whoever cancels its caller waits for it, at most for the plane's deadline. The keys of a claim no
-        longer `held` are another owner's, who clears them.
+        One act: whoever cancels its caller waits for it, at most for the plane's deadline. Keys that another owner
+        has claimed by now are left to it.
         """
         if not settlements:
             return
         groups = [settlement.group for settlement in settlements]
         for settlement in settlements:
-            del self.claimed[settlement.group.group]
+            del self._claimed[settlement.group.group]
             self._settled(settlement.group.group, settlement.fates)
         holding = self.holding(groups)
         for group in groups:
             del self._fences[group.row]
-        if held:
-            # Cut off here, the capacity of groups that have their fates would never come back.
-            with anyio.CancelScope(shield=True):
-                await self._clear(groups, holding)
+        # Cut off here, the capacity of groups that have their fates would never come back.
+        with anyio.CancelScope(shield=True):
+            await self._clear(groups, holding)
         if release:
             self.release([group.group for group in groups])
         self.changed.notify()
@@ -231,10 +293,10 @@ class Groups:
     def _settled(self, group: int, fates: Sequence[str]) -> None:
         """Log the fates of a group, and tell of a prompt that was lost to age."""
         grant = self._grants.pop(group)
-        del self.stamps[group], self.collectors[group]
+        del self._stamps[group], self._collectors[group]
         self._log.append(Settled(group=group, fates=list(fates)))
         if dropped(STALE) in fates or dropped(CANCELLED) in fates:
-            self.on_stale(grant)
+            self._on_stale(grant)
 
     def release(self, groups: Iterable[int]) -> None:
         """Give capacity back to run-ahead, once a group."""
@@ -244,13 +306,13 @@ class Groups:
 
     async def settle_rest(self) -> None:
         """At the end of a run: whatever has no fate is dropped(run_ended), and no key stays."""
-        for grant in self.in_flight.values():
+        for grant in self._in_flight.values():
             self._settled(grant.group, [dropped(RUN_ENDED)] * grant.size)
-        for group in (*self.buffered.values(), *self.claimed.values()):
+        for group in (*self._buffered.values(), *self._claimed.values()):
             self._settled(group.group, drop_fates(group, RUN_ENDED))
-        self.in_flight.clear()
-        self.buffered.clear()
-        self.claimed.clear()
+        self._in_flight.clear()
+        self._buffered.clear()
+        self._claimed.clear()
         self._fences.clear()
         # Also what waited for its batch's end or publish: nothing comes after it.
         self.release(self.run_ahead.out)

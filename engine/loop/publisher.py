@@ -1,9 +1,9 @@
-"""The publisher: new weights to every generator, and then their batch's capacity back.
+"""The publisher: new weights to every generator.
 
 Invariant: a failed publish leaves what is served as it was; it is repeated, or ends the run.
 """
 
-from collections.abc import AsyncIterable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
@@ -14,7 +14,6 @@ from asyncrl.engine.deployment import CollectorHandle
 from asyncrl.engine.errors import ActorDied, Overdue
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import Published, PublishFailed, PublishStarted
-from asyncrl.engine.loop.groups import Groups
 from asyncrl.engine.loop.versions import Versions
 from asyncrl.engine.records.ending import first_cause
 
@@ -29,23 +28,15 @@ class Publisher:
         config: Trainer,
         collectors: Sequence[CollectorHandle],
         *,
-        groups: Groups,
         versions: Versions,
         events: EventLog,
         clock: Callable[[], float],
     ) -> None:
         self._config = config
         self._collectors = collectors
-        self._groups = groups
         self._versions = versions
         self._events = events
         self._clock = clock
-
-    async def run(self, trained: AsyncIterable[tuple[int, Any, Sequence[int]]]) -> None:
-        """Publish each (version, handle on its weights, groups of its batch); release the groups."""
-        async for version, handle, groups in trained:
-            await self.publish(version, handle)
-            self._groups.release(groups)
 
     async def publish(self, version: int, handle: Any) -> None:
         """Bring every generator to `version`; a failed try leaves P as it was and is repeated."""

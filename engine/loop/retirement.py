@@ -16,7 +16,7 @@ class Retirement:
 
     def __init__(self, after: int | None, *, prompts: int) -> None:
         self._after = after
-        self._prompts = prompts
+        self.prompts = prompts
         self._failures: dict[int | str, int] = {}
         self._last = ""
         self.retired: dict[int | str, int] = {}
@@ -49,9 +49,9 @@ class Retirement:
         """
         if prompt.id not in self.retired:
             return False
-        if len(self.retired) == self._prompts:
+        if len(self.retired) == self.prompts:
             raise GenerationError(
-                f"no prompt is left: each of {self._prompts} has failed {self._after} times (task.retire_after); "
+                f"no prompt is left: each of {self.prompts} has failed {self._after} times (task.retire_after); "
                 f"the last, {self._last}"
             )
         self.retired[prompt.id] += 1

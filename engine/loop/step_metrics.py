@@ -14,7 +14,7 @@ from asyncrl.trainers.fan_out import Cost
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class StepFigures:
     """Of one step: metrics by name, and each rank's seconds; none are predicted until some were measured."""
 
     metrics: dict[str, float]
@@ -35,7 +35,7 @@ class StepMetrics:
         self._align = align
         self._step_time = StepTime()
 
-    def figures(self, plan: Plan, lengths: Mapping[str, int], results: Sequence[RankResult]) -> Figures:
+    def figures(self, plan: Plan, lengths: Mapping[str, int], results: Sequence[RankResult]) -> StepFigures:
         """Return the figures of one step."""
         planned = self._costs(plan, lengths, fillers=False)
         computed = self._costs(plan, lengths, fillers=True)
@@ -61,7 +61,7 @@ class StepMetrics:
             metrics.PEAK_FRACTION: flops / (max(seconds) * peak) if max(seconds) and peak else 0.0,
             metrics.RANKS: len(results),
         }
-        return Figures(by_name, seconds, predicted)
+        return StepFigures(by_name, seconds, predicted)
 
     def _costs(self, plan: Plan, lengths: Mapping[str, int], *, fillers: bool) -> list[float]:
         """Return what each rank's samples cost: FLOPs where there is a cost model, else tokens."""
@@ -81,6 +81,23 @@ class StepMetrics:
         longest = [step or row_positions(micro, lengths, packed=packed, align=align) for micro in batches]
         positions = sum(n * tokens for n, tokens in zip(rows, longest, strict=True))
         return 1 - sum(micro.tokens for micro in batches) / positions if positions else 0.0
+
+
+def loss_metrics(results: Sequence[RankResult]) -> dict[str, float]:
+    """Return what the ranks' sums say of the loss, per trained token."""
+    tokens = sum(result.tokens for result in results)
+    return {
+        metrics.LOSS: sum(result.loss for result in results),
+        metrics.GRAD_NORM: results[0].grad_norm,
+        metrics.RATIO_MEAN: sum(result.ratio_sum for result in results) / tokens,
+        metrics.CLIPPED_FRACTION: sum(result.clipped for result in results) / tokens,
+        metrics.KL_MEAN: sum(result.kl_sum for result in results) / tokens,
+        metrics.WEIGHT_MEAN: sum(result.weight_sum for result in results) / tokens,
+        metrics.USED_WEIGHT_MEAN: sum(result.used_weight_sum for result in results) / tokens,
+        metrics.TRUNCATED_FRACTION: sum(result.truncated for result in results) / tokens,
+        metrics.REFERENCE_KL_MEAN: sum(result.reference_kl_sum for result in results) / tokens,
+        metrics.TOKENS: tokens,
+    }
 
 
 def imbalance(values: Sequence[float]) -> float:

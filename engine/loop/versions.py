@@ -12,16 +12,26 @@ from asyncrl.engine.errors import VersionError
 
 
 class Versions:
-    """V (`trainer`), the served version by generator, and P (`published`)."""
+    """V (`trainer`), the served version by generator, and P (`published`).
+
+    Example: after three steps V is 3. Of two generators, one has acknowledged 3, the other 2: P is 2 and the publish
+    lag 1. While the trainer has a batch, which will make version 4, `next_batch` is 4: a group stamped 2 that is
+    claimed now will be trained at age 2, since its batch is trained at V = 4.
+    """
 
     def __init__(self, generators: Iterable[str]) -> None:
-        self.trainer = 0
+        self._trainer = 0
         self._batch_under_way = False
         self.served = dict.fromkeys(generators, 0)
         # Asked at every step and acknowledgement, by up to a thousand generators: kept, not looked for.
         self._serving = Counter(self.served.values())
         self._oldest = 0
         self.changed = Signal()
+
+    @property
+    def trainer(self) -> int:
+        """V: the number of training batches that the weights have had."""
+        return self._trainer
 
     @property
     def published(self) -> int:
@@ -50,10 +60,15 @@ class Versions:
 
     def advance(self) -> int:
         """End a step: V grows by one."""
-        self.trainer += 1
+        self._trainer += 1
         self._batch_under_way = False
         self.changed.notify()
         return self.trainer
+
+    def jump_to(self, version: int) -> None:
+        """Take up another trainer version, older or newer: a what-if judges claims at the version that they had."""
+        self._trainer = version
+        self.changed.notify()
 
     def acknowledge(self, generator: str, version: int) -> None:
         """Note that a generator has loaded `version` whole."""

@@ -83,8 +83,8 @@ async def run_controller(
 ) -> tuple[Controller, Ending]:
     """Run the loop to its ending on the running loop's clock; `beside` runs with it."""
     events = EventLog(clock=virtual_clock, wall=virtual_clock, folds=folds)
-    world = Deployment(plane, collectors, ranks, task.prompts(), [])
-    made = controller(config, world, chain=chain, events=events, progress=progress, clock=virtual_clock)
+    deployment = Deployment(plane, collectors, ranks, task.prompts(), [])
+    made = controller(config, deployment, chain=chain, events=events, progress=progress, clock=virtual_clock)
     async with anyio.create_task_group() as tasks:
         if beside is not None:
             tasks.start_soon(beside, made)

@@ -12,7 +12,6 @@ from asyncrl.engine.events.types import Acknowledged
 from asyncrl.engine.records import Grant, GroupMeta, Prompt
 from asyncrl.engine.records.columns import LOGPROBS, TOKENS
 from asyncrl.engine.testing.script import EndOfData, Entry, FailGroup, HangGroup, PutGroup, SetVersion
-from asyncrl.engine.trace.forced_plane import FOR_EVER_S
 from asyncrl.engine.trace.machinery import Machinery
 from asyncrl.filters.testing import make_group
 
@@ -29,7 +28,6 @@ class ScriptedCollector:
         self._group_size = group_size
         self._numbers = count()
         self.finished = False
-        self.training = False
 
     async def run(self) -> None:
         """Do all entries in order; then the data is at its end."""
@@ -39,20 +37,20 @@ class ScriptedCollector:
         self._finish()
 
     async def _do(self, entry: Entry) -> None:
-        groups = self._machinery.groups
+        core = self._machinery.core
         match entry:
             case PutGroup():
                 number = self._dispatch(entry.prompt)
                 group = self._group(entry, number)
                 await self._plane.put(PARTITION, group, _columns(group))
-                groups.arrive(group, seconds=entry.seconds)
+                core.groups.arrive(group, seconds=entry.seconds)
             case HangGroup():
                 self._dispatch(None)
             case FailGroup():
-                groups.fail(self._dispatch(None), entry.reason, entry.error)
+                core.groups.fail(self._dispatch(None), entry.reason, entry.error)
             case SetVersion():
                 # A step that runs ends at its own version first.
-                await groups.changed.wait_at_most(lambda: not self.training, FOR_EVER_S)
+                await core.groups.changed.wait_until(lambda: core.trainer_waits_for != "step")
                 self._machinery.set_version(entry.version)
                 acknowledge(self._machinery)
             case EndOfData():
@@ -60,16 +58,16 @@ class ScriptedCollector:
 
     def _finish(self) -> None:
         self.finished = True
-        self._machinery.groups.changed.notify()
+        self._machinery.core.groups.changed.notify()
 
     def _dispatch(self, prompt: int | None) -> int:
         number = next(self._numbers)
         grant = Grant(number, Prompt(number if prompt is None else prompt, ""), self._group_size, 0)
-        self._machinery.groups.dispatch(grant, COLLECTOR, served=self._machinery.versions.served[COLLECTOR])
+        self._machinery.core.groups.dispatch(grant, COLLECTOR, served=self._machinery.core.versions.served[COLLECTOR])
         return number
 
     def _group(self, entry: PutGroup, number: int) -> GroupMeta:
-        served = self._machinery.versions.served[COLLECTOR]
+        served = self._machinery.core.versions.served[COLLECTOR]
         tags = {"prompt": number if entry.prompt is None else entry.prompt, **entry.tags}
         return make_group(
             entry.rewards, group=number, version=served if entry.version is None else entry.version, **tags
@@ -78,9 +76,9 @@ class ScriptedCollector:
 
 def acknowledge(machinery: Machinery) -> None:
     """Let the collector serve the trainer's version."""
-    newest = machinery.versions.trainer
-    if machinery.versions.served[COLLECTOR] < newest:
-        machinery.versions.acknowledge(COLLECTOR, newest)
+    newest = machinery.core.versions.trainer
+    if machinery.core.versions.served[COLLECTOR] < newest:
+        machinery.core.versions.acknowledge(COLLECTOR, newest)
         machinery.log.append(Acknowledged(generator=COLLECTOR, version=newest))
 
 

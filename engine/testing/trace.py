@@ -23,8 +23,6 @@ from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.types import (
     SCHEMA,
     AnyEvent,
-    BatchGivenUp,
-    BatchTaken,
     Judged,
     Planned,
     RunEnded,
@@ -212,8 +210,6 @@ class _Play:
             generators=[COLLECTOR],
             folds=[self],
             more_may_come=lambda: not self._collector.finished,
-            poll_s=config.data_plane.poll_s,
-            starve_timeout_s=config.supervision.starve_timeout_s,
         )
         self._collector = ScriptedCollector(
             script, plane=self._plane, machinery=self._machinery, group_size=config.rollout.group_size
@@ -239,25 +235,17 @@ class _Play:
             except Exception as error:  # What a filter or the front end raises is what was asked for.
                 ending = failure(error)
             tasks.cancel_scope.cancel()
-        await machinery.groups.settle_rest()
+        await machinery.core.groups.settle_rest()
         machinery.log.append(RunEnded(code=ending.code, reason=ending.reason))
         return Played(self._events, ending)
 
     async def _train(self) -> None:
-        machinery = self._machinery
-        while True:
-            batch = await machinery.front_end.next_batch()
-            if not batch.judged:
-                return
-            if batch.kept:
-                machinery.log.append(BatchTaken(batch=batch.index))
-                await machinery.front_end.hand_off(batch)
-                self._collector.training = True
-                if await machinery.step.run(batch, waited_s=0.0, poll_hits=0) is None:
-                    machinery.log.append(BatchGivenUp(batch=batch.index))
-                self._collector.training = False
-            acknowledge(machinery)
-            machinery.groups.release(batch.judged)
+        core = self._machinery.core
+        while (batch := await core.assemble()) is not None:
+            trained = await core.run(batch)
+            acknowledge(self._machinery)
+            if trained is not None:
+                core.published(trained.version)
 
 
 def recording_of(outcome: Outcome) -> Recording:

@@ -1,4 +1,4 @@
-"""The real front end, chain, step and register of groups, without a controller: a replay or a script drives them."""
+"""The core of the loop without a controller and without actors: a replay, a what-if or a script drives it."""
 
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.outbox import Numbered
 from asyncrl.engine.aio.virtual_time import virtual_clock
 from asyncrl.engine.data_plane.base import DataPlane
-from asyncrl.engine.deployment import CONSUMER, PARTITION
+from asyncrl.engine.deployment import Deployment
 from asyncrl.engine.errors import TraceError
 from asyncrl.engine.events.log import EventLog, Fold
 from asyncrl.engine.events.progress import Progress
@@ -20,16 +20,13 @@ from asyncrl.engine.events.types import (
     Finished,
     GroupFailed,
     OwnerDead,
+    Published,
     Put,
     Settled,
     VersionSet,
     unwritten,
 )
-from asyncrl.engine.loop.front_end import FrontEnd
-from asyncrl.engine.loop.groups import Groups
-from asyncrl.engine.loop.run_ahead import RunAhead
-from asyncrl.engine.loop.step import Step
-from asyncrl.engine.loop.versions import Versions
+from asyncrl.engine.loop.core import Core
 from asyncrl.engine.records import Grant, GroupMeta, Prompt
 from asyncrl.engine.records.fate import CANCELLED, dropped
 from asyncrl.engine.records.work import RankResult, RankWork
@@ -100,8 +97,41 @@ class ReplayRank:
         return []
 
 
+class _Named:
+    """Stands for a collector of which only the name matters."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class _Recorded:
+    """Prompts of a log: what may come is up to whoever drives the core by it, and nothing is granted again."""
+
+    def __init__(self, more_may_come: Callable[[], bool]) -> None:
+        self._more_may_come = more_may_come
+
+    def more_may_come(self, *, in_flight: bool) -> bool:
+        return self._more_may_come()
+
+    def lost_to_age(self, grant: Grant) -> None:
+        """Do nothing: the log says what was granted again."""
+
+
+def without_limits(config: RunConfig) -> RunConfig:
+    """Return a configuration under which no limit of time holds, and claims are not delayed: the log says when."""
+    rollout, plane, supervision = config.rollout, config.data_plane, config.supervision
+    mode = "tokens" if rollout.stale_mode == "tokens" else "drop"
+    return config.model_copy(
+        update={
+            "rollout": rollout.model_copy(update={"stale_mode": mode}),
+            "data_plane": plane.model_copy(update={"poll_s": 0.0, "lease_s": FOR_EVER_S}),
+            "supervision": supervision.model_copy(update={"starve_timeout_s": FOR_EVER_S}),
+        }
+    )
+
+
 class Machinery:
-    """Everything from arrival to settlement, fed with recorded events. `folds` see what it logs."""
+    """The core of the loop without actors, fed with recorded events. `folds` see what it logs."""
 
     def __init__(
         self,
@@ -113,80 +143,46 @@ class Machinery:
         generators: Iterable[str],
         folds: Sequence[Fold],
         more_may_come: Callable[[], bool],
-        poll_s: float = 0.0,
-        starve_timeout_s: float = FOR_EVER_S,
     ) -> None:
-        self.config = config
-        self.chain = chain
-        self.plane = plane
         self.groups_seen: dict[int, GroupMeta] = {}
         progress = Progress(config.run.reward_window)
         self.log = EventLog(clock=virtual_clock, wall=virtual_clock, folds=[progress, *folds])
-        self.versions = Versions(generators)
-        self.groups = Groups(
-            plane=plane,
-            partition=PARTITION,
-            consumer=CONSUMER,
-            log=self.log,
-            run_ahead=RunAhead(_NO_LIMIT),
-        )
-        self.front_end = FrontEnd(
-            plane=plane,
-            groups=self.groups,
-            chain=chain,
-            versions=self.versions,
-            log=self.log,
-            partition=PARTITION,
-            consumer=CONSUMER,
-            owner=OWNER,
-            groups_per_step=config.rollout.groups_per_step,
-            max_staleness=config.rollout.max_staleness,
-            # The gate only delays claims, and those are forced.
-            stale_mode="tokens" if config.rollout.stale_mode == "tokens" else "drop",
-            seed=config.run.seed,
-            poll_s=poll_s,
-            starve_timeout_s=starve_timeout_s,
-            lease_s=FOR_EVER_S,
-            more_may_come=more_may_come,
-        )
         self.ranks = [ReplayRank(index, chain.needs_logprobs) for index in range(config.trainer.ranks)]
-        self.step = Step(
-            config=config,
+        collectors: list[Any] = [_Named(name) for name in generators]
+        self.core = Core(
+            config,
+            Deployment(plane, collectors, self.ranks, (), (), cost, owner=OWNER),
             chain=chain,
-            cost=cost,
-            progress=progress,
-            ranks=self.ranks,
-            groups=self.groups,
-            versions=self.versions,
             log=self.log,
+            progress=progress,
             clock=virtual_clock,
-            statistics=self.front_end.statistics,
+            prompts=_Recorded(more_may_come),
+            run_ahead=_NO_LIMIT,
         )
         self._seconds: dict[int, float | None] = {}
 
     def set_version(self, version: int) -> None:
         """Bring the trainer to a version without a step; an older one changes nothing."""
-        if version > self.versions.trainer:
+        if version > self.core.versions.trainer:
             self.log.append(VersionSet(version=version))
-        while self.versions.trainer < version:
-            self.versions.advance()
+        while self.core.versions.trainer < version:
+            self.core.versions.advance()
 
     def take_back(self, event: ClaimReturned | OwnerDead) -> None:
         """Make claimed groups ready again."""
-        for group in event.groups:
-            self.groups.buffered[group] = self.groups.claimed.pop(group)
+        self.core.groups.take_back(event.groups)
         self.log.append(event)
 
     def feed(self, event: AnyEvent) -> None:
         """Take in an event that says what happened to a group outside: dispatch, arrival, failure, cancelling."""
+        groups = self.core.groups
         match event:
             case Dispatched():
                 prompt = Prompt(event.prompt, "", dataset=event.dataset)
-                served = self.versions.served.get(event.collector, 0)
-                self.groups.dispatch(
+                groups.dispatch(
                     Grant(event.group, prompt, event.size, event.seed),
                     event.collector,
-                    served=served,
+                    served=self.core.versions.served.get(event.collector, 0),
                     retry_of=event.retry_of,
                 )
             case VersionSet():
@@ -195,8 +191,10 @@ class Machinery:
                 self._seconds[event.group] = event.seconds
             case Put():
                 group = self.groups_seen[event.group] = GroupMeta(tuple(event.keys), unwritten(event.tags))
-                self.groups.arrive(group, seconds=self._seconds.pop(event.group, None))
+                groups.arrive(group, seconds=self._seconds.pop(event.group, None))
             case GroupFailed():
-                self.groups.fail(event.group, event.reason, event.error)
-            case Settled() if event.group in self.groups.in_flight and dropped(CANCELLED) in event.fates:
-                self.groups.fail(event.group, CANCELLED, "")
+                groups.fail(event.group, event.reason, event.error)
+            case Settled() if groups.in_flight(event.group) and dropped(CANCELLED) in event.fates:
+                groups.fail(event.group, CANCELLED, "")
+            case Published():
+                self.core.published(event.version)

@@ -8,14 +8,13 @@ is forced, and held to what they may do (loop.py). Where judged groups become re
 again, the batch that had them begins anew.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import anyio
 import msgspec
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
@@ -42,17 +41,17 @@ from asyncrl.engine.events.types import (
     WorkGiven,
     unwritten,
 )
-from asyncrl.engine.loop.front_end import Batch
-from asyncrl.engine.records.ending import failure
+from asyncrl.engine.loop.handover import Handover
+from asyncrl.engine.records.ending import LIMIT_STEPS, failure
 from asyncrl.engine.records.fate import RUN_ENDED, dropped
 from asyncrl.engine.records.work import RankWork
 from asyncrl.engine.trace.claims import judged_claims, lost_rows
 from asyncrl.engine.trace.difference import Difference, Produced, title
-from asyncrl.engine.trace.forced_plane import FOR_EVER_S, ForcedPlane, current_batch
+from asyncrl.engine.trace.forced_plane import ForcedPlane, current_batch
 from asyncrl.engine.trace.gates import Gates
 from asyncrl.engine.trace.given import unlike
 from asyncrl.engine.trace.loop import Loop
-from asyncrl.engine.trace.machinery import Machinery
+from asyncrl.engine.trace.machinery import Machinery, without_limits
 from asyncrl.engine.trace.recording import Recording
 from asyncrl.engine.trace.restartable import Restartable
 from asyncrl.filters import Chain, build_chain
@@ -116,7 +115,7 @@ class _Replay:
         )
         self._to_dispatch = sum(isinstance(event, Dispatched) for event in recording.events)
         self._machinery = Machinery(
-            config,
+            without_limits(config),
             chain=chain,
             cost=recording.cost,
             plane=self._plane,
@@ -124,6 +123,8 @@ class _Replay:
             folds=[self._produced],
             more_may_come=self._plane.more_may_come,
         )
+        self._core = self._machinery.core
+        self._handover = Handover(self._core.take, self._core.groups.changed)
         for rank in self._machinery.ranks:
             rank.trained = self._step_ends
             rank.measured = self._measures
@@ -137,10 +138,9 @@ class _Replay:
         for claim in self._claims.values():
             self._plane.expect(claim.batch)
         self._plane.lost = lost_rows(self._recording.events)
-        batch_out, batch_in = anyio.create_memory_object_stream[Batch](0)
-        async with batch_out, batch_in, anyio.create_task_group() as tasks:
-            self._collector = Restartable(tasks, partial(self._guarded, partial(self._collect, batch_out)))
-            self._trainer = Restartable(tasks, partial(self._guarded, partial(self._train, batch_in)))
+        async with anyio.create_task_group() as tasks:
+            self._collector = Restartable(tasks, partial(self._guarded, self._assemble))
+            self._trainer = Restartable(tasks, partial(self._guarded, self._train))
             self._collector.start()
             self._trainer.start()
             await _lull()
@@ -151,7 +151,7 @@ class _Replay:
             difference,
             self._produced.events,
             [rank.works for rank in machinery.ranks],
-            machinery.front_end.statistics,
+            machinery.core.judged,
         )
 
     async def _walk(self) -> Difference | None:
@@ -191,8 +191,8 @@ class _Replay:
         match event:
             case Claimed() if any(group not in known for group in event.groups):
                 return f"groups {[group for group in event.groups if group not in known]} were never put"
-            case Acknowledged() if event.version > self._machinery.versions.trainer:
-                return f"version {event.version}, and the replay's trainer is at {self._machinery.versions.trainer}"
+            case Acknowledged() if event.version > self._core.versions.trainer:
+                return f"version {event.version}, and the replay's trainer is at {self._core.versions.trainer}"
         return ""
 
     async def _happen(self, event: AnyEvent) -> None:
@@ -213,7 +213,7 @@ class _Replay:
                 self._produced.forget()
                 self._trainer.restart()
                 self._collector.restart()
-                machinery.versions.give_up()
+                self._core.versions.give_up()
                 await _lull()
             case BatchJudged():
                 self._plane.complete(event.batch)
@@ -229,7 +229,7 @@ class _Replay:
                 self._gates.open((StepEnded, event.step))
                 await _lull()
             case Acknowledged():
-                machinery.versions.acknowledge(event.generator, event.version)
+                self._core.versions.acknowledge(event.generator, event.version)
                 await _lull()
             case Settled() if dropped(RUN_ENDED) in event.fates and not self._produced.settled(event.group):
                 await self._stop()
@@ -240,51 +240,45 @@ class _Replay:
 
     async def _take_back(self, event: ClaimReturned | OwnerDead) -> None:
         """Make groups ready again. Ones that were claimed and not judged are still so: their claim was left out."""
-        claimed = self._machinery.groups.claimed
-        groups = [group for group in event.groups if group in claimed and claimed[group].row not in self._plane.lost]
+        groups = [meta for meta in self._core.groups.claimed(event.groups) if meta.row not in self._plane.lost]
         if groups:
             self._collector.restart()
             await _lull()
-            await self._plane.forget([claimed[group] for group in groups])
-            self._machinery.take_back(msgspec.structs.replace(event, groups=groups))
+            await self._plane.forget(groups)
+            self._machinery.take_back(msgspec.structs.replace(event, groups=[meta.group for meta in groups]))
 
     async def _stop(self) -> None:
         """Do as the controller does at the end of a run: nothing goes on, and what has no fate gets one."""
         if not self._stopped:
             self._stopped = True
-            await self._machinery.groups.settle_rest()
+            await self._core.groups.settle_rest()
 
-    async def _collect(self, out: MemoryObjectSendStream[Batch]) -> None:
-        machinery = self._machinery
+    async def _assemble(self) -> None:
+        core = self._core
         while True:
-            current_batch.set(machinery.front_end.batches)
-            batch = await machinery.front_end.next_batch()
-            if not batch.judged:
+            current_batch.set(core.front_end.batches)
+            batch = await core.assemble()
+            if batch is None:
                 await anyio.sleep_forever()
-            if batch.kept:
+            elif batch.kept:
                 if self._says_taken:
                     await self._gates.wait((BatchTaken, batch.index))
-                await out.send(batch)
-                machinery.versions.hand_over()
+                await self._handover.offer(batch)
+            else:
+                core.close(batch, None)
 
-    async def _train(self, batches: MemoryObjectReceiveStream[Batch]) -> None:
-        machinery = self._machinery
-        versions, lag = machinery.versions, machinery.config.max_publish_lag
-        steps = machinery.config.run.steps
-        async for batch in batches:
-            machinery.log.append(BatchTaken(batch=batch.index))
+    async def _train(self) -> None:
+        core = self._core
+        while (batch := await self._handover.next()) is not None:
             current_batch.set(batch.index)
-            await versions.changed.wait_at_most(lambda: versions.publish_lag <= lag, FOR_EVER_S)
-            await machinery.front_end.hand_off(batch)
-            if await machinery.step.run(batch, waited_s=0.0, poll_hits=0) is None:
-                if self._says_taken:
-                    await self._gates.wait((BatchGivenUp, batch.index))
-                machinery.log.append(BatchGivenUp(batch=batch.index))
-                versions.give_up()
-            if steps is not None and versions.trainer >= steps:
+            trained = await core.train(batch)
+            if trained is None and self._says_taken:
+                await self._gates.wait((BatchGivenUp, batch.index))
+            core.close(batch, trained)
+            if core.limit() == LIMIT_STEPS:
                 return
 
-    async def _guarded(self, work: partial[Any]) -> None:
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         """Keep what the front end, a filter or the planner raises: the log's run ended with it as well, or not."""
         try:
             await work()
@@ -293,8 +287,8 @@ class _Replay:
 
     def _more_to_come(self) -> bool:
         """Say whether a group comes by the log, so that no batch can be short."""
-        groups = self._machinery.groups
-        return bool(self._to_dispatch or groups.in_flight or groups.buffered)
+        groups = self._core.groups
+        return bool(self._to_dispatch or groups.any_in_flight or groups.buffered)
 
     async def _step_ends(self, work: RankWork) -> None:
         await self._gates.wait((StepEnded, work.step))

@@ -14,9 +14,8 @@ from typing import Any
 from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.data_plane.base import Claim
-from asyncrl.engine.errors import RefillExhausted, TraceError
+from asyncrl.engine.errors import NothingLearned, RefillExhausted, TraceError
 from asyncrl.engine.events.types import (
-    Acknowledged,
     AnyEvent,
     Claimed,
     Dispatched,
@@ -27,15 +26,14 @@ from asyncrl.engine.events.types import (
     Settled,
     unwritten,
 )
-from asyncrl.engine.loop.front_end import Batch
-from asyncrl.engine.loop.versions import Versions
+from asyncrl.engine.loop.batch import Batch
 from asyncrl.engine.records import GroupMeta
-from asyncrl.engine.records.ending import DATA_EXHAUSTED, first_cause
+from asyncrl.engine.records.ending import DATA_EXHAUSTED, LIMIT_STEPS, first_cause
 from asyncrl.engine.trace.claims import judged_claims
 from asyncrl.engine.trace.difference import title
 from asyncrl.engine.trace.figures import Figures
 from asyncrl.engine.trace.forced_plane import ForcedPlane
-from asyncrl.engine.trace.machinery import Machinery
+from asyncrl.engine.trace.machinery import Machinery, without_limits
 from asyncrl.engine.trace.recording import Recording
 from asyncrl.filters import Chain, build_chain
 
@@ -92,13 +90,21 @@ def _as_it_was(recording: Recording) -> Figures:
 
 
 class _Stream(ForcedPlane):
-    """Hands out the recorded claims in order, as many groups as are asked for and were judged at one version."""
+    """Hands out the recorded claims in order, as many groups as are asked for and were judged at one version.
 
-    def __init__(self, group_size: int, groups: Sequence[tuple[GroupMeta, int]]) -> None:
+    `before` hears of the groups of each claim and of that version.
+    """
+
+    def __init__(
+        self,
+        group_size: int,
+        groups: Sequence[tuple[GroupMeta, int]],
+        *,
+        before: Callable[[Sequence[GroupMeta], int], None],
+    ) -> None:
         super().__init__(clock=virtual_clock, group_size=group_size)
         self._waiting = deque(groups)
-        self.versions = Versions(())
-        self.arrive: Callable[[int], None] = _nothing
+        self._before = before
 
     @property
     def empty(self) -> bool:
@@ -113,14 +119,8 @@ class _Stream(ForcedPlane):
             chosen.append(self._waiting.popleft()[0])
         if not chosen:
             return Claim(claim_id, partition, consumer, owner, 0, ())
-        self.versions.trainer = version
-        for group in chosen:
-            self.arrive(group.group)
+        self._before(chosen, version)
         return await self.put_and_claim(chosen, owner=owner, claim_id=claim_id)
-
-
-def _nothing(group: int) -> None:
-    pass
 
 
 class _WhatIf:
@@ -129,21 +129,20 @@ class _WhatIf:
     def __init__(self, recording: Recording, config: RunConfig, chain: Chain) -> None:
         self._recording = recording
         self._config = config
+        self._chain = chain
         self._figures = Figures()
         self._events: list[AnyEvent] = []
         self._outside = _outside(recording)
-        self._plane = _Stream(config.rollout.group_size, _judged_groups(recording))
+        self._plane = _Stream(config.rollout.group_size, _judged_groups(recording), before=self._bring_about)
         self._machinery = Machinery(
-            config,
+            without_limits(config),
             chain=chain,
             cost=recording.cost,
             plane=self._plane,
-            generators=_generators(recording),
+            generators=(),  # No version is published here, so none that a generator serves holds the trainer up.
             folds=[self._figures, self],
             more_may_come=lambda: not self._plane.empty,
         )
-        self._plane.versions = self._machinery.versions
-        self._plane.arrive = self._arrive
         log_ratios: dict[str, Any] = {}
         for event in recording.events:
             if isinstance(event, Measured):
@@ -162,37 +161,35 @@ class _WhatIf:
         await self._plane.start()
         ended = self._recording.ended
         whole = ended is not None and ended.reason == DATA_EXHAUSTED
-        note = ""
+        note, core = "", self._machinery.core
         try:
-            while not self._plane.empty and not self._at_limit():
-                batch = await self._machinery.front_end.next_batch()
-                if not self._is_complete(batch) and not whole:
+            while not self._plane.empty and core.limit() is None:
+                batch = await core.assemble()
+                if batch is None or (not self._is_complete(batch) and not whole):
                     break
-                if batch.kept:
-                    await self._machinery.front_end.hand_off(batch)
-                    await self._machinery.step.run(batch, waited_s=0.0, poll_hits=0)
-            if self._at_step_limit() and not self._plane.empty:
+                trained = await core.run(batch)
+                if trained is not None:
+                    core.published(trained.version)
+            if core.limit() == LIMIT_STEPS and not self._plane.empty:
                 # A run judges one batch ahead of its trainer, and so one that comes too late to be trained.
-                await self._machinery.front_end.next_batch()
-        except RefillExhausted as error:
+                await core.assemble()
+        except (RefillExhausted, NothingLearned) as error:
             note = str(error)
         for group in [group for group in self._outside if group not in self._machinery.groups_seen]:
             self._arrive(group)
-        await self._machinery.groups.settle_rest()
+        await core.groups.settle_rest()
         return Answer(before, self._figures, self._events, note)
-
-    def _at_limit(self) -> bool:
-        batches = self._config.run.batches
-        return self._at_step_limit() or (batches is not None and self._figures.progress.batches >= batches)
-
-    def _at_step_limit(self) -> bool:
-        steps = self._config.run.steps
-        return steps is not None and self._figures.progress.steps >= steps
 
     def _is_complete(self, batch: Batch) -> bool:
         """Whether a batch has all groups that it asks for, and was not cut short by the end of the log."""
-        have = batch.judged if self._machinery.chain.refill is None else batch.kept
+        have = batch.judged if self._chain.refill is None else batch.kept
         return len(have) >= self._config.rollout.groups_per_step or batch.partial
+
+    def _bring_about(self, groups: Sequence[GroupMeta], version: int) -> None:
+        """Let groups arrive for a claim that was judged for `version`."""
+        self._machinery.core.versions.jump_to(version)
+        for group in groups:
+            self._arrive(group.group)
 
     def _arrive(self, group: int) -> None:
         for event in self._outside.pop(group, ()):
@@ -233,7 +230,3 @@ def _outside(recording: Recording) -> dict[int, list[AnyEvent]]:
             case Put() | GroupFailed() | Settled() if event.group in found:
                 found[event.group].append(event)
     return found
-
-
-def _generators(recording: Recording) -> list[str]:
-    return list({event.generator: None for event in recording.events if isinstance(event, Acknowledged)})

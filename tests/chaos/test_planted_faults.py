@@ -8,14 +8,15 @@ from typing import Any, cast
 import pytest
 from anyio import CancelScope
 from anyio.lowlevel import checkpoint
-from anyio.streams.memory import MemoryObjectSendStream
+from anyio.streams.memory import MemoryObjectReceiveStream
 
 from asyncrl.collectors.collector import Collector
 from asyncrl.engine.aio.outbox import Outbox
 from asyncrl.engine.aio.signal import Signal
 from asyncrl.engine.data_plane.base import Claim, DataPlane, Holding
+from asyncrl.engine.loop.batch import Batch, TrainedBatch
 from asyncrl.engine.loop.controller import Controller
-from asyncrl.engine.loop.front_end import Batch, FrontEnd
+from asyncrl.engine.loop.front_end import FrontEnd
 from asyncrl.engine.loop.groups import Groups, Settlement
 from asyncrl.engine.loop.publisher import Publisher
 from asyncrl.engine.loop.versions import Versions
@@ -55,7 +56,7 @@ class LosesWakeUps(Signal):
 class Deaf(Controller):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.groups.changed.__class__ = LosesWakeUps
+        self.core.groups.changed.__class__ = LosesWakeUps
 
 
 class LeakyGroups(Groups):
@@ -68,7 +69,7 @@ class LeakyGroups(Groups):
 class Leaky(Controller):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.groups.__class__ = LeakyGroups
+        self.core.groups.__class__ = LeakyGroups
 
 
 class GenerousGroups(Groups):
@@ -83,36 +84,36 @@ class GenerousGroups(Groups):
 class Generous(Controller):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.groups.__class__ = GenerousGroups
+        self.core.groups.__class__ = GenerousGroups
 
 
 class TwiceGroups(Groups):
     """A group settles, and settles again."""
 
     def _settled(self, group: int, fates: Sequence[str]) -> None:
-        prompt, stamp, collector = self._grants[group], self.stamps[group], self.collectors[group]
+        prompt, stamp, collector = self._grants[group], self._stamps[group], self._collectors[group]
         super()._settled(group, fates)
-        self._grants[group], self.stamps[group], self.collectors[group] = prompt, stamp, collector
+        self._grants[group], self._stamps[group], self._collectors[group] = prompt, stamp, collector
         super()._settled(group, fates)
 
 
 class SettlesTwice(Controller):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.groups.__class__ = TwiceGroups
+        self.core.groups.__class__ = TwiceGroups
 
 
 class HoardingGroups(Groups):
     """Keys of settled groups stay in the plane, claimed for ever."""
 
-    async def settle(self, settlements: Sequence[Settlement], *, held: bool = True, release: bool = False) -> None:
-        await super().settle(settlements, held=False, release=release)
+    async def _clear(self, groups: Sequence[GroupMeta], holding: Holding) -> None:
+        return None
 
 
 class Hoarder(Controller):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.groups.__class__ = HoardingGroups
+        self.core.groups.__class__ = HoardingGroups
 
 
 class LaxFrontEnd(FrontEnd):
@@ -125,7 +126,7 @@ class LaxFrontEnd(FrontEnd):
 class Lax(Controller):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.front_end.__class__ = LaxFrontEnd
+        self.core.front_end.__class__ = LaxFrontEnd
 
 
 class TearingFrontEnd(FrontEnd):
@@ -139,7 +140,7 @@ class TearingFrontEnd(FrontEnd):
 class Tears(Controller):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.front_end.__class__ = TearingFrontEnd
+        self.core.front_end.__class__ = TearingFrontEnd
 
 
 class HastyVersions(Versions):
@@ -153,22 +154,16 @@ class HastyVersions(Versions):
 class Hasty(Controller):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.versions.__class__ = HastyVersions
-
-
-class EarlyPublisher(Publisher):
-    """Capacity comes back when a publish begins, not when it is acknowledged."""
-
-    async def run(self, trained: Any) -> None:
-        async for version, handle, groups in trained:
-            self._groups.release(groups)
-            await self.publish(version, handle)
+        self.core.versions.__class__ = HastyVersions
 
 
 class PaysEarly(Controller):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.publisher.__class__ = EarlyPublisher
+    """Capacity comes back when a publish begins, not when it is acknowledged."""
+
+    async def _publish(self, trained: MemoryObjectReceiveStream[TrainedBatch]) -> None:
+        async for batch in trained:
+            self.core.published(batch.version)
+            await self.publisher.publish(batch.version, batch.weights)
 
 
 class StampsLate(Collector):
@@ -280,7 +275,7 @@ class HastyFrontEnd(FrontEnd):
     async def _claim(self, batch: Batch, wanted: int) -> Sequence[GroupMeta]:
         while True:
             worth = partial(self._worth_claiming, batch, wanted, -1)
-            told = await self._groups.changed.wait_at_most(worth, self._poll_s)
+            told = await self._groups.changed.wait_at_most(worth, self._settings.poll_s)
             groups = await self._claim_once(wanted, told=told)
             if groups or not self._more_may_come():
                 return groups
@@ -289,14 +284,14 @@ class HastyFrontEnd(FrontEnd):
 class EndsEarly(Controller):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.front_end.__class__ = HastyFrontEnd
+        self.core.front_end.__class__ = HastyFrontEnd
 
 
 class TornGroups(Groups):
     """A settlement is two acts, and whoever is cancelled between them does the first alone."""
 
-    async def settle(self, settlements: Sequence[Settlement], *, held: bool = True, release: bool = False) -> None:
-        await super().settle(settlements, held=held)
+    async def settle(self, settlements: Sequence[Settlement], *, release: bool = False) -> None:
+        await super().settle(settlements)
         await checkpoint()
         if release:
             self.release([settlement.group.group for settlement in settlements])
@@ -307,16 +302,16 @@ class CutShort(Controller):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.groups.__class__ = TornGroups
+        self.core.groups.__class__ = TornGroups
         self.scope = CancelScope()
 
     def interrupt(self, ending: Ending | None = None) -> None:
         super().interrupt(ending)
         self.scope.cancel()
 
-    async def _collect(self, out: MemoryObjectSendStream[Batch]) -> None:
+    async def _assemble(self) -> None:
         with self.scope:
-            await super()._collect(out)
+            await super()._assemble()
 
 
 HURRIED = replace(

@@ -14,7 +14,7 @@ from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import StepStarted
-from asyncrl.engine.loop.front_end import FrontEnd
+from asyncrl.engine.loop.front_end import FrontEnd, FrontEndSettings
 from asyncrl.engine.loop.groups import Groups, Settlement, trained_fates
 from asyncrl.engine.loop.run_ahead import RunAhead
 from asyncrl.engine.loop.versions import Versions
@@ -25,6 +25,7 @@ from asyncrl.engine.records.keys import sample_keys
 from asyncrl.engine.records.message import PutNotice
 from asyncrl.engine.testing.conformance.plane_actors import CollectorActor, PlaneActor
 from asyncrl.filters import build_chain
+from asyncrl.filters.statistics import RunningStatistics
 from asyncrl.trainers.fan_out import plan_batch
 
 PARTITION = "seeds_flow"
@@ -86,12 +87,12 @@ async def _collect(collector: Any, groups: Groups) -> Any:
         await collector.call.remote("grant", grants)
         last = 0
         with anyio.fail_after(30):
-            while any(grant.group in groups.in_flight for grant in grants):
+            while any(groups.in_flight(grant.group) for grant in grants):
                 for number, message in await collector.call.remote("events", last, 5.0):
                     last = number
                     if isinstance(message, PutNotice):
                         groups.arrive(message.group)
-        assert {groups.buffered[n].version for n in numbers} == {version}
+        assert set(groups.versions_buffered()[-len(numbers) :]) == {version}
     return running
 
 
@@ -99,22 +100,26 @@ async def _claim_and_filter(
     plane: TransferQueuePlane, groups: Groups, log: EventLog
 ) -> tuple[set[str], list[GroupMeta]]:
     versions = Versions(["collector"])
-    versions.trainer = CURRENT
+    versions.jump_to(CURRENT)
+    settings = FrontEndSettings(
+        owner="driver",
+        groups_per_step=len(STALE) + len(FRESH),
+        max_staleness=2,
+        stale_mode="drop",
+        gate_timeout_s=600.0,
+        seed=0,
+        poll_s=0.1,
+        starve_timeout_s=20,
+        lease_s=600,
+    )
     front_end = FrontEnd(
+        settings,
         plane=plane,
         groups=groups,
         chain=build_chain([{"name": "staleness"}, {"name": "zero_std"}], min_live=2),
         versions=versions,
         log=log,
-        partition=PARTITION,
-        consumer="trainer",
-        owner="driver",
-        groups_per_step=len(STALE) + len(FRESH),
-        max_staleness=2,
-        seed=0,
-        poll_s=0.1,
-        starve_timeout_s=20,
-        lease_s=600,
+        judged=RunningStatistics(),
         more_may_come=lambda: True,
     )
     batch = await front_end.next_batch()

@@ -1,5 +1,6 @@
 """Calls that go on when their caller gives up, answers that come late: what the controller makes of them."""
 
+from dataclasses import replace
 from typing import Any, cast
 
 import anyio
@@ -21,6 +22,12 @@ from asyncrl.engine.records.ending import failure
 from asyncrl.engine.testing.fakes import HANG_S, FakeGenerator, FakeRank, FakeTask, FaultyPlane
 from asyncrl.engine.testing.remote import Delays
 from asyncrl.engine.testing.simulation import Remote, simulate, simulated_config
+
+
+def bound(controller: Controller, versions: int) -> None:
+    """Have the hard bound of a run under way be so many versions."""
+    front_end = controller.core.front_end
+    front_end._settings = replace(front_end._settings, max_staleness=versions)
 
 
 def test_an_update_that_takes_longer_than_its_time_limit_is_joined_by_the_next_try() -> None:
@@ -135,7 +142,7 @@ def test_an_interruption_does_not_wait_for_the_refill_of_a_batch_that_is_handed_
 
     async def beside(controller: Controller) -> None:
         await anyio.sleep(1.2)
-        controller.front_end._max_staleness = -1
+        bound(controller, -1)
         await anyio.sleep(3.8)
         controller.interrupt()
 

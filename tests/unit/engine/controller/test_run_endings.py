@@ -1,6 +1,7 @@
 """How runs end: limits, reward, interruption, errors of each part; what is left and what is said."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import anyio
@@ -14,6 +15,12 @@ from asyncrl.engine.records.ending import Ending
 from asyncrl.engine.testing.fakes import HANG_S, FakeGenerator, FakeTask, FaultyPlane
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
 from asyncrl.filters import BaseRolloutFilter, FilterContext, GroupView, Verdict, keep
+
+
+def bound(controller: Controller, versions: int) -> None:
+    """Have the hard bound of a run under way be so many versions."""
+    front_end = controller.core.front_end
+    front_end._settings = replace(front_end._settings, max_staleness=versions)
 
 
 def clean(outcome: Outcome) -> bool:
@@ -52,7 +59,7 @@ def test_a_rank_that_raises_in_train_ends_the_run_with_that_error(staleness: int
     assert outcome.ending.reason == "ArithmeticError: rank 0 in step 3"
     assert outcome.progress.steps == 2
     assert outcome.ledger.trained == 16
-    assert outcome.controller.versions.trainer == 2
+    assert outcome.controller.core.versions.trainer == 2
     assert clean(outcome)
 
 
@@ -266,9 +273,9 @@ def test_with_refill_a_group_that_falls_out_at_hand_off_is_replaced_while_the_ne
 
     async def tighten(controller: Controller) -> None:
         await anyio.sleep(1.2)
-        controller.front_end._max_staleness = -1
+        bound(controller, -1)
         await anyio.sleep(0.5)
-        controller.front_end._max_staleness = 2
+        bound(controller, 2)
 
     outcome = simulate(
         simulated_config(run__steps=8, filters=[{"name": "dynamic_sampling", "max_attempts": 9}]),

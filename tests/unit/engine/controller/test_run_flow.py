@@ -238,20 +238,20 @@ def test_the_slow_poll_picks_up_a_put_whose_notice_is_lost_and_is_counted() -> N
     config = simulated_config(rollout__max_staleness=0, run__steps=3, data_plane__poll_s=5.0)
 
     def deaf(controller: Any) -> Any:
-        hear = controller._hear
+        hear = controller._listener._hear
 
         def hear_all_but_one(name: str, message: Any) -> None:
             if not (isinstance(message, PutNotice) and message.group.group == 1):
                 hear(name, message)
 
-        controller._hear = hear_all_but_one
+        controller._listener._hear = hear_all_but_one
         return anyio.sleep(0)
 
     outcome = simulate(config, beside=deaf)
     assert outcome.ending.code == 0
     assert outcome.ledger.trained == 24
     assert [put.group for put in outcome.of(Put)].count(1) == 1
-    assert outcome.controller.front_end.poll_hits == 1
+    assert outcome.controller.core.front_end.statistics().poll_hits == 1
     last = outcome.progress.last_step
     assert last is not None
     assert last.metrics["flow/slow_poll_hits"] == 1
@@ -260,7 +260,7 @@ def test_the_slow_poll_picks_up_a_put_whose_notice_is_lost_and_is_counted() -> N
 
 def test_without_lost_notices_the_slow_poll_has_no_hits() -> None:
     outcome = simulate(simulated_config(data_plane__poll_s=0.3), generators=[FakeGenerator(seconds=lambda call: 2.0)])
-    assert outcome.controller.front_end.poll_hits == 0
+    assert outcome.controller.core.front_end.statistics().poll_hits == 0
 
 
 def test_a_put_that_is_lost_does_not_make_the_run_wait_for_ever() -> None:

@@ -65,7 +65,7 @@ def test_a_driver_that_renews_its_claims_keeps_them() -> None:
     async def watch(controller: Any) -> None:
         while True:
             held.clear()
-            held.update(controller.groups.claimed)
+            held.update(meta.group for meta in controller.core.groups.claimed(range(1000)))
             await anyio.sleep(0.01)
 
     outcome = simulate(config, rank_seconds=lambda step: 10.0, wrap=wrap, beside=watch)

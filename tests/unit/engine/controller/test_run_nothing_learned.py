@@ -53,7 +53,7 @@ def test_a_run_whose_samples_are_all_masked_by_importance_warns_once_and_ends_wi
         outcome = simulate(config, rank_gap=lambda key: (9.0, 9.0))
     assert isinstance(outcome.ending.error, NothingLearned)
     assert "48 samples of 6 batches none were trained: 48 masked importance_outliers" in outcome.ending.reason
-    [warning] = [line for line in logs if "is no step" in line["event"]]
+    [warning] = [line for line in logs if "is not a step" in line["event"]]
     assert (warning["batch"], warning["masked_samples"]) == (0, {"importance_outliers": 8})
     assert clean(outcome)
 

@@ -66,7 +66,7 @@ def test_a_publish_that_fails_every_time_ends_the_run_with_its_error(tries: int)
     assert outcome.ending.code == 1
     assert outcome.ending.reason == f"OSError: load {1 + tries} failed"
     assert len(outcome.of(PublishFailed)) == tries
-    assert outcome.controller.versions.published == 0
+    assert outcome.controller.core.versions.published == 0
     assert {event.tags["version"] for event in outcome.of(Put)} == {0}
     assert outcome.keys_left == []
     assert outcome.audit.faults == []

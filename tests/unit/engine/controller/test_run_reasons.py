@@ -94,7 +94,7 @@ def test_the_reason_of_every_built_in_is_in_ledger_summary_metrics_and_log(
     logged = Counter(fate for event in outcome.of(Settled) for fate in event.fates)
     assert logged[f"{kind}:{reason}"] == counts[reason]
     name, word = filter_.name, reason.rpartition("/")[2]
-    figures = outcome.controller.chain.metrics()
+    figures = outcome.controller.core._chain.metrics()
     last = outcome.of(StepEnded)[-1].metrics
     figure = f"filters/{name}/{'dropped_groups' if kind == 'dropped' else 'masked_samples'}/{word}"
     assert 0 < last[figure] <= figures[figure]

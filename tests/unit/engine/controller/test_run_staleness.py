@@ -92,7 +92,7 @@ def test_a_group_newer_than_the_trainer_ends_the_run_with_an_error_and_no_keys()
 
     async def forge(controller: Controller) -> None:
         await anyio.sleep(0.5)
-        controller.versions.trainer = -1
+        controller.core.versions.jump_to(-1)
 
     outcome = simulate(simulated_config(run__steps=3), beside=forge)
     assert outcome.ending.code == 1

@@ -10,7 +10,7 @@ from asyncrl.engine.data_plane.base import Claim, Partition
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.log import EventLog
-from asyncrl.engine.loop.front_end import FrontEnd
+from asyncrl.engine.loop.front_end import FrontEnd, FrontEndSettings
 from asyncrl.engine.loop.groups import Groups
 from asyncrl.engine.loop.run_ahead import RunAhead
 from asyncrl.engine.loop.versions import Versions
@@ -18,6 +18,7 @@ from asyncrl.engine.records import Grant, Prompt
 from asyncrl.engine.records.columns import COLUMNS
 from asyncrl.engine.testing.conformance.plane_contract import contract_columns, contract_group
 from asyncrl.filters import build_chain
+from asyncrl.filters.statistics import RunningStatistics
 
 
 class Busy(LocalPlane):
@@ -58,24 +59,31 @@ class Desk:
             plane=self.plane, partition="train", consumer="trainer", log=log, run_ahead=RunAhead(len(self.metas) + 1)
         )
         self.versions = Versions(["collector"])
-        self.versions.trainer = 3
+        self.versions.jump_to(3)
+        settings = FrontEndSettings(
+            **{
+                "owner": "driver",
+                "groups_per_step": 2,
+                "max_staleness": 2,
+                "stale_mode": "drop",
+                "gate_timeout_s": 600.0,
+                "seed": 0,
+                "poll_s": 1.0,
+                "starve_timeout_s": 100.0,
+                "lease_s": 600.0,
+                **options,
+            }
+        )
+        self.judged = RunningStatistics()
         self.front_end = FrontEnd(
+            settings,
             plane=self.plane,
             groups=self.groups,
             chain=build_chain(list(filters), min_live=2),
             versions=self.versions,
             log=log,
-            partition="train",
-            consumer="trainer",
-            owner="driver",
-            groups_per_step=2,
-            max_staleness=2,
-            seed=0,
-            poll_s=1.0,
-            starve_timeout_s=100.0,
-            lease_s=600.0,
+            judged=self.judged,
             more_may_come=lambda: False,
-            **options,
         )
 
     async def put(self) -> None:
@@ -124,7 +132,7 @@ def test_a_group_that_another_owner_holds_by_now_falls_out_and_its_keys_stay_wit
 def test_what_became_too_old_falls_out_cleared_and_the_batch_goes_short_without_refill() -> None:
     async def body(desk: Desk) -> None:
         batch = await desk.front_end.next_batch()
-        desk.versions.trainer = 4
+        desk.versions.jump_to(4)
         await desk.front_end.hand_off(batch)
         assert [judgement.group.version for judgement in batch.kept] == [3]
         assert batch.drops == {"stale": 1}
@@ -140,7 +148,7 @@ def test_a_replacement_at_hand_off_is_judged_at_the_version_it_is_trained_at(und
     async def body(desk: Desk) -> None:
         batch = await desk.front_end.next_batch()
         assert [judgement.group.group for judgement in batch.kept] == [0, 1]
-        desk.versions.trainer = 4
+        desk.versions.jump_to(4)
         if under_way:
             desk.versions.hand_over()
         await desk.front_end.hand_off(batch)
@@ -156,7 +164,7 @@ def test_what_is_lost_while_a_replacement_is_claimed_falls_out_as_well() -> None
     async def body(desk: Desk) -> None:
         batch = await desk.front_end.next_batch()
         second = desk.metas[1]
-        desk.versions.trainer = 4
+        desk.versions.jump_to(4)
 
         async def lose_the_second() -> None:
             await desk.plane.give_back(desk.groups.holding([second]))
@@ -186,7 +194,7 @@ def test_a_group_that_is_too_old_when_it_is_claimed_counts_in_the_statistics() -
     async def body(desk: Desk) -> None:
         batch = await desk.front_end.next_batch()
         assert [judgement.group.group for judgement in batch.kept] == [1]
-        assert {prompt: tally.samples for prompt, tally in desk.front_end.statistics.prompts.items()} == {0: 2, 1: 2}
+        assert {prompt: tally.samples for prompt, tally in desk.judged.prompts.items()} == {0: 2, 1: 2}
 
     run(body, versions=[0, 3])
 
@@ -199,7 +207,7 @@ def test_a_batch_waits_once_at_the_gate_however_often_it_claims() -> None:
         batch = await desk.front_end.next_batch()
         assert batch.judged == [0, 1, 2]
         assert [judgement.group.group for judgement in batch.kept] == [1, 2]
-        assert desk.front_end.gate_waits == 1
+        assert desk.front_end.statistics().gate_waits == 1
         assert 10.0 <= virtual_clock() < 15.0
 
     filters: list[dict[str, object]] = [{"name": "staleness", "max_age": 0}, {"name": "dynamic_sampling"}]

@@ -5,8 +5,10 @@ from itertools import islice
 
 import pytest
 
-from asyncrl.engine.loop.prompt_source import prompt_source
-from asyncrl.engine.records import Prompt
+from asyncrl.engine.loop.prompt_source import PromptSource, Turn, prompt_source
+from asyncrl.engine.loop.retirement import Retirement
+from asyncrl.engine.records import Grant, Prompt
+from asyncrl.engine.testing.simulation import simulated_config
 
 PROMPTS = [Prompt(i, f"{i}") for i in range(12)]
 
@@ -49,3 +51,24 @@ class Empty(list[Prompt]):
 def test_no_prompts_are_the_end_of_the_data_and_not_an_endless_search() -> None:
     """J2."""
     assert list(prompt_source(Empty(), seed=0, epochs=None)) == []
+
+
+def test_a_prompt_that_is_to_be_issued_again_may_still_come() -> None:
+    """The data is at its end and nothing is in flight, but a prompt was lost to age: the last batch waits for it."""
+    source = PromptSource([], simulated_config(rollout__requeue_tries=1), Retirement(None, prompts=0))
+    assert source.next() is None
+    assert not source.more
+    lost = Grant(0, Prompt(0, "1"), 2, 0)
+    source.lost_to_age(lost)
+    assert source.more
+    assert source.next() == Turn(lost.prompt, tries=1, retry_of=0)
+    assert not source.more
+
+
+def test_a_prompt_comes_again_as_often_as_allowed_and_never_after_the_end() -> None:
+    source = PromptSource([], simulated_config(rollout__requeue_tries=1), Retirement(None, prompts=0))
+    source.next()
+    source.lost_to_age(Grant(0, Prompt(0, "1"), 2, 0, tries=1))
+    source.close()
+    source.lost_to_age(Grant(1, Prompt(0, "1"), 2, 0))
+    assert not source.more

@@ -9,9 +9,7 @@ import pytest
 from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.errors import ActorDied, Overdue
 from asyncrl.engine.events.log import EventLog
-from asyncrl.engine.loop.groups import Groups
 from asyncrl.engine.loop.publisher import Publisher
-from asyncrl.engine.loop.run_ahead import RunAhead
 from asyncrl.engine.loop.versions import Versions
 from asyncrl.engine.testing.simulation import simulated_config
 
@@ -41,11 +39,9 @@ def publishing(body: Callable[[Publisher, Versions], Awaitable[None]], *generato
         versions = Versions([generator.name for generator in generators])
         versions.advance()
         log = EventLog(clock=virtual_clock, wall=virtual_clock, folds=[])
-        plane: Any = None
-        groups = Groups(plane=plane, partition="train", consumer="trainer", log=log, run_ahead=RunAhead(1))
         trainer = simulated_config(trainer__publish_tries=3).trainer
         handles: Any = generators
-        publisher = Publisher(trainer, handles, groups=groups, versions=versions, events=log, clock=virtual_clock)
+        publisher = Publisher(trainer, handles, versions=versions, events=log, clock=virtual_clock)
         await body(publisher, versions)
 
     run_virtual(main)

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from anyio.streams.memory import MemoryObjectReceiveStream
 
 from asyncrl.engine.events.types import (
     Acknowledged,
@@ -21,11 +22,11 @@ from asyncrl.engine.events.types import (
     Settled,
     StepEnded,
 )
+from asyncrl.engine.loop.batch import Batch, TrainedBatch
 from asyncrl.engine.loop.controller import Controller
 from asyncrl.engine.loop.dispatcher import Dispatcher
-from asyncrl.engine.loop.front_end import Batch, FrontEnd
+from asyncrl.engine.loop.front_end import FrontEnd
 from asyncrl.engine.loop.groups import Groups
-from asyncrl.engine.loop.publisher import Publisher
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
 from asyncrl.engine.testing.simulation import simulate, simulated_config
 from asyncrl.engine.testing.trace import recording_of, seeded_delays
@@ -46,7 +47,7 @@ class LeakyGroups(Groups):
 class Leaky(Controller):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.groups.__class__ = LeakyGroups
+        self.core.groups.__class__ = LeakyGroups
 
 
 class Generous(Controller):
@@ -54,22 +55,16 @@ class Generous(Controller):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.groups.run_ahead.limit += 1
-
-
-class EarlyPublisher(Publisher):
-    """Capacity comes back when a publish begins, not when it is acknowledged."""
-
-    async def run(self, trained: Any) -> None:
-        async for version, handle, groups in trained:
-            self._groups.release(groups)
-            await self.publish(version, handle)
+        self.core.groups.run_ahead.limit += 1
 
 
 class PaysEarly(Controller):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.publisher.__class__ = EarlyPublisher
+    """Capacity comes back when a publish begins, not when it is acknowledged."""
+
+    async def _publish(self, trained: MemoryObjectReceiveStream[TrainedBatch]) -> None:
+        async for batch in trained:
+            self.core.published(batch.version)
+            await self.publisher.publish(batch.version, batch.weights)
 
 
 class OpenGate(FrontEnd):
@@ -82,14 +77,14 @@ class OpenGate(FrontEnd):
 class Open(Controller):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.front_end.__class__ = OpenGate
+        self.core.front_end.__class__ = OpenGate
 
 
 class HurriedDispatcher(Dispatcher):
     """It does not pace."""
 
     def _may_grant(self) -> bool:
-        return not self._source_done and self._groups.run_ahead.free > 0
+        return self._prompts.more and self._groups.run_ahead.free > 0
 
 
 class Hurried(Controller):

@@ -11,11 +11,12 @@ import pytest
 from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.deployment import CONSUMER, PARTITION
 from asyncrl.engine.events.types import Claimed, Planned, WorkGiven
+from asyncrl.engine.loop.batch import Batch
 from asyncrl.engine.loop.controller import Controller
-from asyncrl.engine.loop.front_end import Batch, FrontEnd
+from asyncrl.engine.loop.core import Core
+from asyncrl.engine.loop.refill_budget import RefillBudget
 from asyncrl.engine.loop.selection import Selection
 from asyncrl.engine.loop.stages import Stages
-from asyncrl.engine.loop.step import Step
 from asyncrl.engine.records import MicroBatch, Plan
 from asyncrl.engine.records.columns import COLUMNS
 from asyncrl.engine.records.work import RankWork, Update
@@ -59,7 +60,7 @@ def found(recording: Recording) -> Difference:
     return difference
 
 
-class FlippedStep(Step):
+class FlippedCore(Core):
     """Advantages have the other sign."""
 
     def _select(self, batch: Batch) -> Selection:
@@ -70,7 +71,7 @@ class FlippedStep(Step):
 class Flips(Controller):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._step.__class__ = FlippedStep
+        self.core.__class__ = FlippedCore
 
 
 class EvenStages(Stages):
@@ -90,39 +91,39 @@ class ForgetfulStages(Stages):
 class Even(Controller):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._step._stages.__class__ = EvenStages
+        self.core._step._stages.__class__ = EvenStages
 
 
 class Forgets(Controller):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._step._stages.__class__ = ForgetfulStages
+        self.core._step._stages.__class__ = ForgetfulStages
 
 
-class ModestFrontEnd(FrontEnd):
+class ModestBudget(RefillBudget):
     """A batch is one group short."""
 
-    def _wanted(self, batch: Batch) -> int:
-        return max(0, super()._wanted(batch) - 1)
+    def wanted(self, batch: Batch) -> int:
+        return max(0, super().wanted(batch) - 1)
 
 
-class GreedyFrontEnd(FrontEnd):
+class GreedyBudget(RefillBudget):
     """A batch has one group more than it should."""
 
-    def _wanted(self, batch: Batch) -> int:
-        return max(0, super()._wanted(batch) + (not batch.judged))
+    def wanted(self, batch: Batch) -> int:
+        return max(0, super().wanted(batch) + (not batch.judged))
 
 
 class Modest(Controller):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.front_end.__class__ = ModestFrontEnd
+        self.core.front_end._refill.__class__ = ModestBudget
 
 
 class Greedy(Controller):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.front_end.__class__ = GreedyFrontEnd
+        self.core.front_end._refill.__class__ = GreedyBudget
 
 
 def test_what_every_rank_is_given_replays() -> None:

@@ -88,7 +88,7 @@ def test_a_log_of_the_first_schema_replays(golden_log: Callable[[str], Path]) ->
 def test_running_statistics_are_derived_again(record: Record) -> None:
     outcome = simulate(simulated_config(), task=FakeTask(reward=lambda prompt, index: prompt + index / 4))
     again = replay(recording_of(outcome)).statistics
-    assert again.state_dict() == outcome.controller.front_end.statistics.state_dict()
+    assert again.state_dict() == outcome.controller.core.judged.state_dict()
     assert again.prompts
 
 

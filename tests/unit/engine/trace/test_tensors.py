@@ -104,7 +104,9 @@ def run_local(config: RunConfig, folder: Path, *, spanning: bool = False) -> lis
         async with local_deployment(
             config, prepare_task(config.task.name, config.task.options, warm_up=False)
         ) as world:
-            used = replace(world, cost=None)
+            columns = later_columns(config.trainer)
+            record = TensorRecorder(world.plane, folder, blocking=in_place, columns=columns).record
+            used = replace(world, cost=None, record=record)
             if spanning:
                 used = replace(used, collectors=_spanning(config, world))
             progress = Progress()
@@ -113,7 +115,6 @@ def run_local(config: RunConfig, folder: Path, *, spanning: bool = False) -> lis
                 spies.append(Spy(rank._backend, config.trainer.updates_per_batch))  # type: ignore[attr-defined]
                 rank._backend = spies[-1]  # type: ignore[attr-defined]
             log.append(RunStarted(schema=SCHEMA, config=config.model_dump(), software={}))
-            columns = later_columns(config.trainer)
             controller = Controller(
                 config,
                 used,
@@ -121,7 +122,6 @@ def run_local(config: RunConfig, folder: Path, *, spanning: bool = False) -> lis
                 events=log,
                 progress=progress,
                 clock=anyio.current_time,
-                record=TensorRecorder(world.plane, folder, blocking=in_place, columns=columns).record,
             )
             ending = await controller.run()
             assert ending.code == 0, ending

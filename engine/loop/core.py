@@ -1,0 +1,280 @@
+"""The life of a batch, in one class: assemble → take → train → close, and its capacity back once it is published.
+
+    assemble   claims groups and has the chain judge them, until there is a batch (front_end.py)
+    take       the trainer takes it; it will make the next version
+    train      waits for the publish lag, checks age and claims again, measures, plans, trains and settles
+    close      what became of it: a version to publish, or no step
+    published  every generator serves that version, so the batch's capacity comes back
+
+There is no task and no sleep in here. Four drivers run it: the controller in real time, replay by a log, what-if over
+a log's claims, and scripts in tests. Each word is called once per batch, in this order; nothing else has an order.
+
+Invariant: every sample of a batch that reaches a step has its fate when the step has ended.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import anyio
+import msgspec
+
+from asyncrl.configs import RunConfig
+from asyncrl.engine import metrics
+from asyncrl.engine.deployment import CONSUMER, PARTITION, Deployment
+from asyncrl.engine.errors import NothingLearned
+from asyncrl.engine.events.log import EventLog
+from asyncrl.engine.events.progress import Progress
+from asyncrl.engine.events.types import BatchGivenUp, BatchTaken
+from asyncrl.engine.loop.batch import Batch, TrainedBatch
+from asyncrl.engine.loop.front_end import FrontEnd, FrontEndSettings
+from asyncrl.engine.loop.groups import Groups, Settlement, drop_fates, trained_fates
+from asyncrl.engine.loop.run_ahead import RunAhead
+from asyncrl.engine.loop.selection import Selection, select
+from asyncrl.engine.loop.step import Gaps, Step
+from asyncrl.engine.loop.versions import Versions
+from asyncrl.engine.records import Grant
+from asyncrl.engine.records.ending import LIMIT_BATCHES, LIMIT_STEPS, REWARD_REACHED
+from asyncrl.engine.records.gaps import LOG_RATIO_MAX, LOG_RATIO_MEAN
+from asyncrl.filters import Chain, FilterContext, Judgement
+from asyncrl.filters.statistics import RunningStatistics
+
+
+class Prompts(Protocol):
+    """Where groups come from, as far as the life of a batch is concerned."""
+
+    def more_may_come(self, *, in_flight: bool) -> bool:
+        """Say whether another group can still arrive; `in_flight` says whether any is on its way."""
+
+    def lost_to_age(self, grant: Grant) -> None:
+        """Hear of a group that got too old."""
+
+
+class Core:
+    """One run's batches. `progress` is one of the folds of `log`; `run_ahead` is in groups."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        deployment: Deployment,
+        *,
+        chain: Chain,
+        log: EventLog,
+        progress: Progress,
+        clock: Callable[[], float],
+        prompts: Prompts,
+        run_ahead: int,
+    ) -> None:
+        self._config = config
+        self._chain = chain
+        self._log = log
+        self._progress = progress
+        self._clock = clock
+        self._ranks = deployment.ranks
+        self.versions = Versions(collector.name for collector in deployment.collectors)
+        self.groups = Groups(
+            plane=deployment.plane,
+            partition=PARTITION,
+            consumer=CONSUMER,
+            log=log,
+            run_ahead=RunAhead(run_ahead),
+            on_stale=prompts.lost_to_age,
+        )
+        self._judged = RunningStatistics()
+        self.front_end = FrontEnd(
+            FrontEndSettings.of(config, owner=deployment.owner),
+            plane=deployment.plane,
+            groups=self.groups,
+            chain=chain,
+            versions=self.versions,
+            log=log,
+            judged=self._judged,
+            more_may_come=lambda: prompts.more_may_come(in_flight=self.groups.any_in_flight),
+        )
+        self._step = Step(config, deployment, log=log, clock=clock)
+        self._unpublished: dict[int, Sequence[int]] = {}
+        self._waits_since: float | None = None
+        self._waits_for = "batch"
+
+    @property
+    def trainer_waits_for(self) -> str:
+        """What the trainer is at: `batch`, `publish`, or `step` while the ranks work."""
+        return self._waits_for
+
+    @property
+    def judged(self) -> RunningStatistics:
+        """The running statistics of all groups judged, which filters see."""
+        return self._judged
+
+    async def assemble(self) -> Batch | None:
+        """Return the next batch; None once no group can come any more, or the front end is closed."""
+        if self._waits_since is None:
+            self._waits_since = self._clock()
+        batch = await self.front_end.next_batch()
+        return None if self.front_end.closed or not batch.judged else batch
+
+    def take(self, batch: Batch) -> None:
+        """Take a batch for training: what is assembled from now on is trained one version later."""
+        self._log.append(BatchTaken(batch=batch.index))
+        self.versions.hand_over()
+
+    async def train(self, batch: Batch) -> TrainedBatch | None:
+        """Train on what is left of a batch that was taken; None, and no step, if no sample of it can be trained."""
+        self._waits_for = "publish"
+        await self._keep_publish_lag()
+        await self.front_end.hand_off(batch)
+        self._waits_for = "step"
+        began = self._clock()
+        waited_s = began - (began if self._waits_since is None else self._waits_since)
+        selection = await self._measure(batch)
+        training = await self._let_go(batch.kept, selection)
+        batch.trained = bool(selection.lengths)
+        if not batch.trained:
+            batch.masked.update(reason for masks in selection.masks.values() for reason in masks.values())
+            await self.groups.settle(_settlements(training, selection))
+            return None
+        forward_s, lag, groups = self._clock() - began, self.versions.publish_lag, [j.group.group for j in training]
+        ended = await self._step.train(selection, batch=batch.index, step=self.versions.trainer + 1, groups=groups)
+        version = self.versions.advance()
+        figures = {
+            **ended.metrics,
+            **self._batch_metrics(batch),
+            metrics.FORWARD_SECONDS: round(forward_s, 6),
+            metrics.PUBLISH_LAG: lag,
+            metrics.TRAINER_WAIT: round(waited_s, 6),
+        }
+        self._log.append(msgspec.structs.replace(ended, metrics=figures))
+        return TrainedBatch(version, await self._settle_and_send(_settlements(training, selection)), batch.judged)
+
+    def close(self, batch: Batch, trained: TrainedBatch | None) -> None:
+        """Note what became of a batch, taken or not. NothingLearned when so many in a row had nothing to train."""
+        self._waits_for, self._waits_since = "batch", self._clock()
+        if trained is not None:
+            self._unpublished[trained.version] = trained.groups
+            return
+        if batch.taken:
+            self._log.append(BatchGivenUp(batch=batch.index))
+            self.versions.give_up()
+        self.groups.release(batch.judged)
+        self._check_learning()
+
+    async def run(self, batch: Batch) -> TrainedBatch | None:
+        """Take, train and close a batch; one of which nothing was kept is closed at once."""
+        trained = None
+        if batch.kept:
+            self.take(batch)
+            trained = await self.train(batch)
+        self.close(batch, trained)
+        return trained
+
+    def published(self, version: int) -> None:
+        """Give the capacity of the batch that made a version back: every generator serves it."""
+        self.groups.release(self._unpublished.pop(version, ()))
+
+    def limit(self) -> str | None:
+        """Return the limit that the run has reached, if any: of steps, of batches, or of reward."""
+        run, mean = self._config.run, self._progress.mean_of_last(self._config.run.reward_window)
+        if run.steps is not None and self._progress.steps >= run.steps:
+            return LIMIT_STEPS
+        if run.stop_at_reward is not None and mean is not None and mean >= run.stop_at_reward:
+            return REWARD_REACHED
+        if run.batches is not None and self.front_end.batches >= run.batches:
+            return LIMIT_BATCHES
+        return None
+
+    async def _keep_publish_lag(self) -> None:
+        trainer, most = self._config.trainer, self._config.max_publish_lag
+        await self.versions.changed.wait_for(
+            lambda: self.versions.publish_lag <= most,
+            timeout_s=trainer.publish_timeout_s * trainer.publish_tries,
+            what=f"publish lag over {most}, version {self.versions.published} published",
+        )
+
+    async def _measure(self, batch: Batch) -> Selection:
+        """Select what is trained, after the forward-only stages that the configuration asks for."""
+        trainer, step = self._config.trainer, self.versions.trainer + 1
+        selection = self._select(batch)
+        if selection.lengths and (self._chain.needs_logprobs or trainer.decoupled):
+            gaps = await self._step.measure(selection, batch=batch.index, step=step)
+            if self._chain.needs_logprobs:
+                await self._judge_after_logprobs(batch, gaps)
+                selection = self._select(batch)
+        if selection.lengths and trainer.reference_kl:
+            await self._step.measure_reference(selection, step=step)
+        return selection
+
+    def _select(self, batch: Batch) -> Selection:
+        return select(batch.kept, self._config, trainer_version=self.versions.trainer)
+
+    async def _judge_after_logprobs(self, batch: Batch, gaps: Gaps) -> None:
+        """Have the chain's last filters judge by the log-probabilities' gaps, by key."""
+        version = self.versions.trainer
+        context = FilterContext(
+            trainer_version=version, step=version, seed=self._config.run.seed, statistics=self._judged
+        )
+        judged = self._chain.judge_after_logprobs([_stamped(judgement, gaps) for judgement in batch.kept], context)
+        batch.kept = judged
+        gone = batch.lose({j.group.group: j.dropped for j in judged if j.dropped is not None})
+        settlements = [Settlement(group, drop_fates(group, reason)) for group, reason in gone]
+        await self.groups.settle(settlements, release=self._chain.refill is not None)
+
+    async def _let_go(self, kept: Sequence[Judgement], selection: Selection) -> list[Judgement]:
+        """With refill a group of which nothing is trained has taken no place: it ends now. Return the others."""
+        if self._chain.refill is None:
+            return list(kept)
+        gone = [j for j in kept if selection.lengths.keys().isdisjoint(j.group.keys)]
+        await self.groups.settle(_settlements(gone, selection), release=True)
+        return [judgement for judgement in kept if judgement not in gone]
+
+    async def _settle_and_send(self, settlements: Sequence[Settlement]) -> Any:
+        """Settle what was trained, and get the new weights at the same time; return a handle on them."""
+        weights: Any = None
+
+        async def send() -> None:
+            nonlocal weights
+            weights = await self._ranks[0].weights()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.groups.settle, settlements)
+            tasks.start_soon(send)
+        return weights
+
+    def _check_learning(self) -> None:
+        in_a_row, most = self._progress.alarms.learning.in_vain.batches, self._config.run.max_empty_batches
+        if most is not None and in_a_row >= most:
+            raise NothingLearned(
+                f"{in_a_row} batches in a row had nothing to train, and run.max_empty_batches is {most}. "
+                f"Of the {self._progress.alarms.in_vain()}"
+            )
+
+    def _batch_metrics(self, batch: Batch) -> Mapping[str, float]:
+        bias = self._progress.length_bias
+        return {
+            metrics.GROUPS_KEPT: len(batch.kept),
+            metrics.GROUPS_JUDGED: len(batch.judged),
+            metrics.LENGTH_RATIO: bias.ratio or 0.0,
+            metrics.RECENT_LENGTH_RATIO: bias.recent_ratio or 0.0,
+            metrics.LENGTH_BIAS_WARNING: float(bias.warns(self._config.rollout.bias_warning)),
+            metrics.TOKENS_LOST_TO_AGE: bias.lost_tokens,
+            metrics.PROMPTS_LOST_HALF: bias.prompts.mostly_lost,
+            metrics.RUN_AHEAD: self.groups.run_ahead.used,
+            metrics.POLL_HITS: self.front_end.statistics().poll_hits,
+            **self._progress.alarms.metrics(),
+            **self._chain.metrics(),
+        }
+
+
+def _stamped(judgement: Judgement, gaps: Gaps) -> Judgement:
+    """Return a judgement whose group carries the gaps of its samples as tags."""
+    by_sample = [gaps.get(key, (None, None)) for key in judgement.group.keys]
+    tags = {LOG_RATIO_MAX: [largest for largest, _ in by_sample], LOG_RATIO_MEAN: [mean for _, mean in by_sample]}
+    return replace(judgement, group=judgement.group.stamp(**tags))
+
+
+def _settlements(judgements: Sequence[Judgement], selection: Selection) -> list[Settlement]:
+    out = []
+    for judgement in judgements:
+        masks = selection.masks[judgement.group.group]
+        trained = [i for i in judgement.trained if i not in masks]
+        out.append(Settlement(judgement.group, trained_fates(judgement.group, trained, masks)))
+    return out
