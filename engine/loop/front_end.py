@@ -153,7 +153,7 @@ class FrontEnd:
         """
         batch.handed_over = True
         while batch.kept:
-            held = await self._plane.held(self._groups.holding([j.group for j in batch.kept]))
+            held = await self._plane.leased(self._groups.holding([j.group for j in batch.kept]))
             lost = {
                 j.group.group: STALE if j.group.row in held else LEASE_LOST
                 for j in batch.kept

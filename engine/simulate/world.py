@@ -17,7 +17,7 @@ from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.collectors.tasks import Reward, Task
 from asyncrl.engine.aio.outbox import Numbered, Outbox
 from asyncrl.engine.aio.signal import Signal
-from asyncrl.engine.data_plane.base import Claim, Column, Holding
+from asyncrl.engine.data_plane.base import Claim, Column, Lease
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.errors import AsyncRLError
 from asyncrl.engine.records import GroupMeta, Prompt
@@ -277,13 +277,13 @@ class SimulatedPlane(LocalPlane):
         await anyio.sleep(self.draw("claim"))
         return await super().claim(*args, **how)
 
-    async def held(self, holding: Holding) -> frozenset[str]:
+    async def leased(self, lease: Lease) -> frozenset[str]:
         await anyio.sleep(self.draw("hand_off"))
-        return await super().held(holding)
+        return await super().leased(lease)
 
-    async def clear(self, partition: str, keys: Sequence[str], *, holding: Holding | None = None) -> None:
-        await anyio.sleep(self.draw("judge") if holding is not None else 0.0)
-        await super().clear(partition, keys, holding=holding)
+    async def clear(self, partition: str, keys: Sequence[str], *, lease: Lease | None = None) -> None:
+        await anyio.sleep(self.draw("judge") if lease is not None else 0.0)
+        await super().clear(partition, keys, lease=lease)
 
 
 _NOTHING = torch.zeros(0)

@@ -21,7 +21,7 @@ from asyncrl.engine.records import GroupMeta
 
 # Calls to one process that would arrive at the same instant: timers of one time ring in any order.
 _APART_S = 1e-6
-_OPERATIONS = ("claim", "give_back", "renew", "held", "read", "clear")
+_OPERATIONS = ("claim", "give_back", "renew", "leased", "read", "clear")
 
 
 @dataclass(frozen=True, slots=True)

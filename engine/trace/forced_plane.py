@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from asyncrl.engine.aio.signal import Signal
-from asyncrl.engine.data_plane.base import Claim, Holding, Partition
+from asyncrl.engine.data_plane.base import Claim, Lease, Partition
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.deployment import CONSUMER, PARTITION
 from asyncrl.engine.records import GroupMeta
@@ -118,8 +118,8 @@ class ForcedPlane:
         """Take groups out of the plane: they are ready again, and come back with their next claim."""
         await self._plane.clear(PARTITION, [key for group in groups for key in group.keys])
 
-    async def held(self, holding: Holding) -> frozenset[str]:
-        return await self._plane.held(holding) - self.lost
+    async def leased(self, lease: Lease) -> frozenset[str]:
+        return await self._plane.leased(lease) - self.lost
 
     def _nothing_left(self, batch: int) -> bool:
         over = batch in self._complete and not self._expected[batch] and not self._allowed[batch]

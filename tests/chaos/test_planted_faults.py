@@ -13,7 +13,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from asyncrl.collectors.collector import Collector
 from asyncrl.engine.aio.outbox import Outbox
 from asyncrl.engine.aio.signal import Signal
-from asyncrl.engine.data_plane.base import Claim, DataPlane, Holding
+from asyncrl.engine.data_plane.base import Claim, DataPlane, Lease
 from asyncrl.engine.loop.controller import Controller
 from asyncrl.engine.loop.front_end import Batch, FrontEnd
 from asyncrl.engine.loop.groups import Groups, Settlement
@@ -242,7 +242,7 @@ class SharedClaims:
     async def claim(self, partition: str, consumer: str, **how: Any) -> Claim:
         claim = await self._plane.claim(partition, consumer, **how)
         rows = {group.row: claim.fence for group in claim.groups}
-        await self._plane.give_back(Holding(partition, consumer, rows))
+        await self._plane.give_back(Lease(partition, consumer, rows))
         return claim
 
 

@@ -116,7 +116,7 @@ def test_a_group_that_another_owner_holds_by_now_falls_out_and_its_keys_stay_wit
         assert batch.drops == {"lease_lost": 2}
         assert desk.ledger.by_reason("dropped") == {"lease_lost": 4}
         assert set(lost.keys) <= set(await desk.plane.keys("train"))
-        assert await desk.plane.held(other.holding) == {lost.row}
+        assert await desk.plane.leased(other.lease) == {lost.row}
 
     run(body, versions=[3, 3])
 
