@@ -14,7 +14,7 @@ from anyio.lowlevel import checkpoint
 
 from asyncrl.engine.data_plane.base import Claim, Column, Consumption, Lease, Partition
 from asyncrl.engine.data_plane.book import Book
-from asyncrl.engine.data_plane.codec import pack_row
+from asyncrl.engine.data_plane.codec import encode_row
 from asyncrl.engine.data_plane.own_rows import Rows
 from asyncrl.engine.data_plane.rows import (
     already_there,
@@ -62,7 +62,7 @@ class LocalPlane:
         if group.row in self._tags[partition]:
             raise already_there(group.row, partition, self._tags[partition][group.row])
         self._check_room(group.row)
-        self._buffers[partition][group.row] = pack_row(group.row, group.keys, columns)
+        self._buffers[partition][group.row] = encode_row(group.row, group.keys, columns)
         self._tags[partition][group.row] = group_row_tags(group.keys, columns, group.tags)
 
     async def claim(
@@ -122,7 +122,7 @@ class LocalPlane:
             if earlier is not None and not repeats(earlier, tags):
                 raise already_there(name, partition, earlier)
             self._check_room(name)
-            self._buffers[partition][name] = pack_row(name, list(by_key), {column: list(by_key.values())})
+            self._buffers[partition][name] = encode_row(name, list(by_key), {column: list(by_key.values())})
             self._tags[partition][name] = tags
 
     async def clear(self, partition: str, keys: Sequence[str], *, lease: Lease | None = None) -> None:

@@ -125,7 +125,7 @@ class Process:
         call.answered.set()
 
 
-class RemoteActor:
+class DelayedActor:
     """A handle on a collector or rank that lives in a process."""
 
     def __init__(self, actor: Any, process: Process) -> None:
@@ -142,7 +142,7 @@ class RemoteActor:
         return called
 
 
-class RemotePlane:
+class DelayedPlane:
     """A client of a plane that lives in a process. A put that is given up cleans up after itself."""
 
     def __init__(self, plane: DataPlane, process: Process) -> None:

@@ -33,10 +33,10 @@ from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.ending import DATA_EXHAUSTED, first_cause
 from asyncrl.engine.trace.claims import judged_claims
 from asyncrl.engine.trace.difference import title
-from asyncrl.engine.trace.figures import Figures
 from asyncrl.engine.trace.forced_plane import ForcedPlane
 from asyncrl.engine.trace.machinery import Machinery
 from asyncrl.engine.trace.recording import Recording
+from asyncrl.engine.trace.report import RunReport
 from asyncrl.filters import Chain, build_chain
 
 LIMIT = (
@@ -51,8 +51,8 @@ LIMIT = (
 class Answer:
     """Figures of the run as it was and as it would have been; `note` says what cut the second short."""
 
-    before: Figures
-    after: Figures
+    before: RunReport
+    after: RunReport
     events: Sequence[AnyEvent]
     note: str = ""
 
@@ -81,8 +81,8 @@ def what_if(recording: Recording, config: RunConfig, *, chain: Chain | None = No
         raise first_cause(group) from None
 
 
-def _as_it_was(recording: Recording) -> Figures:
-    figures = Figures()
+def _as_it_was(recording: Recording) -> RunReport:
+    figures = RunReport()
     for event in recording.events:
         try:
             figures.apply(event)
@@ -129,7 +129,7 @@ class _WhatIf:
     def __init__(self, recording: Recording, config: RunConfig, chain: Chain) -> None:
         self._recording = recording
         self._config = config
-        self._figures = Figures()
+        self._figures = RunReport()
         self._events: list[AnyEvent] = []
         self._outside = _outside(recording)
         self._plane = _Stream(config.rollout.group_size, _judged_groups(recording))
@@ -158,7 +158,7 @@ class _WhatIf:
     def apply(self, event: AnyEvent) -> None:
         self._events.append(event)
 
-    async def run(self, before: Figures) -> Answer:
+    async def run(self, before: RunReport) -> Answer:
         await self._plane.start()
         ended = self._recording.ended
         whole = ended is not None and ended.reason == DATA_EXHAUSTED

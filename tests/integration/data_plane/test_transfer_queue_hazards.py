@@ -14,7 +14,7 @@ from anyio.from_thread import BlockingPortal
 from tensordict import TensorDict
 
 from asyncrl.engine.data_plane.base import Lease
-from asyncrl.engine.data_plane.codec import pack_row, row_parts
+from asyncrl.engine.data_plane.codec import encode_row, row_parts
 from asyncrl.engine.data_plane.payloads import PAYLOAD
 from asyncrl.engine.data_plane.rows import column_row_tags, group_row_tags
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
@@ -83,7 +83,7 @@ def test_a_row_seen_before_its_tags_is_passed_over(portal: BlockingPortal, plane
     async def main() -> None:
         client = plane._client
         meta = await client.async_kv_retrieve_meta([group.row], "p", create=True)
-        payload = pack_row(group.row, group.keys, contract_columns(group))
+        payload = encode_row(group.row, group.keys, contract_columns(group))
         nested = torch.nested.as_nested_tensor([payload], layout=torch.jagged)
         await client.storage_manager.put_data(TensorDict({PAYLOAD: nested}, batch_size=1), meta)
         await put_groups(plane, "p", [other])
