@@ -83,8 +83,7 @@ class TorchGenerator:
 
     async def run(self) -> None:
         while True:
-            while not self._waiting and self._update is None:
-                await self._changed.wait_at_most(lambda: bool(self._waiting) or self._update is not None, 3600.0)
+            await self._changed.wait_until(lambda: bool(self._waiting) or self._update is not None)
             if self._update is not None:
                 await self._swap(self._update)
                 continue

@@ -26,7 +26,6 @@ from asyncrl.engine.simulate.profile import Burst, Profile, Rollout, seeded
 from asyncrl.engine.weights.base import State
 
 _OVERHEADS = {"publish": 1, "weights": 2, "hand_off": 3, "claim": 4, "judge": 5}
-_LONG_S = 1e6
 
 
 class Unscored(AsyncRLError, RuntimeError):
@@ -128,9 +127,7 @@ class SimulatedGenerator:
 
     async def run(self) -> None:
         while True:
-            await self._changed.wait_at_most(lambda: bool(self._waiting), _LONG_S)
-            if not self._waiting:
-                continue
+            await self._changed.wait_until(lambda: bool(self._waiting))
             async with self._decoding:
                 batch = [self._waiting.popleft() for _ in range(min(self._slots, len(self._waiting)))]
                 for waiting in batch:

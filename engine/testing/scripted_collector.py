@@ -12,7 +12,6 @@ from asyncrl.engine.events.types import Acknowledged
 from asyncrl.engine.records import Grant, GroupMeta, Prompt
 from asyncrl.engine.records.columns import LOGPROBS, TOKENS
 from asyncrl.engine.testing.script import EndOfData, Entry, FailGroup, HangGroup, PutGroup, SetVersion
-from asyncrl.engine.trace.forced_plane import FOR_EVER_S
 from asyncrl.engine.trace.machinery import Machinery
 from asyncrl.filters.testing import make_group
 
@@ -52,7 +51,7 @@ class ScriptedCollector:
                 groups.fail(self._dispatch(None), entry.reason, entry.error)
             case SetVersion():
                 # A step that runs ends at its own version first.
-                await groups.changed.wait_at_most(lambda: not self.training, FOR_EVER_S)
+                await groups.changed.wait_until(lambda: not self.training)
                 self._machinery.set_version(entry.version)
                 acknowledge(self._machinery)
             case EndOfData():

@@ -89,7 +89,7 @@ class ForcedPlane:
         claim_id: str,
     ) -> Claim:
         batch = current_batch.get()
-        await self._changed.wait_at_most(lambda: bool(self._allowed[batch]) or self._nothing_left(batch), FOR_EVER_S)
+        await self._changed.wait_until(lambda: bool(self._allowed[batch]) or self._nothing_left(batch))
         if not self._allowed[batch]:
             return Claim(claim_id, partition, consumer, owner, 0, ())
         self._expected[batch] -= 1
