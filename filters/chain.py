@@ -20,7 +20,7 @@ from asyncrl.engine.records.fate import FEW_LIVE, NAN_REWARD, NO_TOKENS
 from asyncrl.filters.base import AFTER_LOGPROBS, CLAIM, BaseRolloutFilter, FilterContext
 from asyncrl.filters.builtin.dynamic_sampling import DynamicSampling, Refill
 from asyncrl.filters.columns import GroupColumns
-from asyncrl.filters.judging import FRONT_END, FilterStats, Judgement, Verdicts, check_column_verdict, namespaced
+from asyncrl.filters.judging import FRONT_END, FilterStats, Judgement, Judging, check_column_verdict, namespaced
 from asyncrl.filters.taggers import Tagger
 
 # What Python and NumPy say when somebody writes to what a filter was given.
@@ -77,9 +77,9 @@ class Chain:
             before = list(run)
             groups = [judgement.group for judgement in before]
             self._check_required(groups, AFTER_LOGPROBS)
-            verdicts = Verdicts(GroupColumns(groups))
-            verdicts.carry_on(before)
-            out += self._ask_all(verdicts, context, AFTER_LOGPROBS).judgements()
+            judging = Judging(GroupColumns(groups))
+            judging.carry_on(before)
+            out += self._ask_all(judging, context, AFTER_LOGPROBS).judgements()
         return out
 
     def judge(self, groups: Sequence[GroupMeta], context: FilterContext) -> list[Judgement]:
@@ -87,21 +87,21 @@ class Chain:
         runs = (list(run) for _, run in groupby(groups, key=lambda group: group.size))
         return [judgement for run in runs for judgement in self.judge_columns(run, context).judgements()]
 
-    def judge_columns(self, groups: Sequence[GroupMeta], context: FilterContext) -> Verdicts:
+    def judge_columns(self, groups: Sequence[GroupMeta], context: FilterContext) -> Judging:
         """Judge groups of one size; like `judge`, with the answer in columns."""
         self._check_required(groups, CLAIM)
-        verdicts = Verdicts(GroupColumns(groups))
+        judging = Judging(GroupColumns(groups))
         self.stats[FRONT_END].judged += len(groups)
-        verdicts.mask_unusable(self.stats[FRONT_END])
-        self._drop_few_live(verdicts)
-        return self._ask_all(verdicts, context, CLAIM)
+        judging.mask_unusable(self.stats[FRONT_END])
+        self._drop_few_live(judging)
+        return self._ask_all(judging, context, CLAIM)
 
-    def _ask_all(self, verdicts: Verdicts, context: FilterContext, stage: str) -> Verdicts:
+    def _ask_all(self, judging: Judging, context: FilterContext, stage: str) -> Judging:
         """Ask the filters of a stage, in order, of what is still open."""
         for filter_ in self.filters:
             if filter_.stage != stage:
                 continue
-            columns = verdicts.columns
+            columns = judging.columns
             if not columns.open.any():
                 break
             stats = self.stats[filter_.name]
@@ -111,10 +111,10 @@ class Chain:
                 if filter_.judges_columns:
                     answer = filter_.judge_columns(columns, context)
                     check_column_verdict(filter_, answer, columns)
-                    verdicts.apply_columns(filter_.name, answer, stats)
+                    judging.apply_columns(filter_.name, answer, stats)
                 else:
-                    views = verdicts.open_views()
-                    verdicts.apply(filter_, views, list(filter_.judge_many(tuple(views.values()), context)), stats)
+                    views = judging.open_views()
+                    judging.apply(filter_, views, list(filter_.judge_many(tuple(views.values()), context)), stats)
             except TagError as error:
                 raise TagError(f"filter {filter_.name}: {error}") from error
             except FilterError:
@@ -129,8 +129,8 @@ class Chain:
                 error.add_note(f"raised by filter {filter_.name}")
                 raise
             stats.seconds += self._clock() - start
-            self._drop_few_live(verdicts)
-        return verdicts
+            self._drop_few_live(judging)
+        return judging
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return the state of every filter by its place in the chain and its name; FilterError if it is not JSON."""
@@ -154,9 +154,9 @@ class Chain:
                         f"it has {sorted(lacking.tags)}"
                     )
 
-    def _drop_few_live(self, verdicts: Verdicts) -> None:
-        few = verdicts.columns.live.sum(axis=1) < self._min_live
-        verdicts.drop(FEW_LIVE, FRONT_END, few, self.stats[FRONT_END], liftable=False)
+    def _drop_few_live(self, judging: Judging) -> None:
+        few = judging.columns.live.sum(axis=1) < self._min_live
+        judging.drop(FEW_LIVE, FRONT_END, few, self.stats[FRONT_END], liftable=False)
 
 
 def _tag(name: str, tag: str, tagger: Tagger, tokens: Sequence[int]) -> Any:

@@ -77,8 +77,8 @@ class FilterStats:
         }
 
 
-class Verdicts:
-    """The state of a judgement in columns. Codes count from 1 into `reasons`; 0 is kept, not masked."""
+class Judging:
+    """Groups while a chain judges them, in columns. Codes count from 1 into `reasons`; 0 is kept, not masked."""
 
     def __init__(self, columns: GroupColumns) -> None:
         self.columns = columns

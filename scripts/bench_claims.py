@@ -45,7 +45,7 @@ async def bench(*, live: int, groups_per_claim: int, claims: int, on_ray: bool) 
             claim = await claim_groups(plane, "bench", groups_per_claim)
             claim_s.append(time.perf_counter() - start)
             claimed += len(claim.groups)
-            await plane.give_back(claim.holding)
+            await plane.give_back(claim.lease)
         return {
             "on_ray": on_ray,
             "live_groups": live,

@@ -28,10 +28,10 @@ from asyncrl.configs import Override, load
 from asyncrl.engine.events.log import effective_events
 from asyncrl.engine.events.types import AnyEvent
 from asyncrl.engine.simulate.durations import Constant, LogNormal
-from asyncrl.engine.simulate.figures import Figures
 from asyncrl.engine.simulate.fit import Fitted
 from asyncrl.engine.simulate.profile import Given
 from asyncrl.engine.simulate.run import predict
+from asyncrl.engine.simulate.timeline import Timeline
 from asyncrl.engine.trace.recording import Recording
 
 COMPARED = ("mean_age", "trained_share", "step_seconds_median", "seconds_per_step", "groups_per_second")
@@ -68,7 +68,7 @@ def noise(recorded: list[list[AnyEvent]]) -> float | None:
 
 
 def figures_of(events: list[AnyEvent]) -> dict[str, Any]:
-    figures = Figures()
+    figures = Timeline()
     for event in events:
         figures.apply(event)
     return figures.summary()

@@ -83,8 +83,7 @@ class TorchGenerator:
 
     async def run(self) -> None:
         while True:
-            while not self._waiting and self._update is None:
-                await self._changed.wait_at_most(lambda: bool(self._waiting) or self._update is not None, 3600.0)
+            await self._changed.wait_until(lambda: bool(self._waiting) or self._update is not None)
             if self._update is not None:
                 await self._swap(self._update)
                 continue
@@ -197,7 +196,7 @@ class TorchGenerator:
 
     @torch.inference_mode()
     def _decode(self, requests: Sequence[GroupRequest]) -> list[list[Completion]]:
-        """Decode all samples of `requests` together (B rows), left-padded prompts, until all end."""
+        """Decode all samples of `requests` together (B samples), left-padded prompts, until all end."""
         from transformers import DynamicCache  # The driver never decodes; it starts sooner without.
 
         prompts = [request.prompt_ids for request in requests for _ in request.seeds]
@@ -211,7 +210,7 @@ class TorchGenerator:
         draws = torch.from_numpy(uniform).to(self._device)
         cache = DynamicCache(config=self._model.config)
         temperature = requests[0].temperature
-        open_rows = torch.ones(len(prompts), dtype=torch.bool, device=self._device)
+        open_samples = torch.ones(len(prompts), dtype=torch.bool, device=self._device)
         tokens, logprobs = [], []
         last_allowed = torch.from_numpy(limits).to(self._device) - 1
         for step in range(steps):
@@ -224,10 +223,10 @@ class TorchGenerator:
                 **{self._cache_keyword: cache},
             ).logits[:, -1]
             chosen = _sample(logits, draws[:, step], temperature)
-            tokens.append(torch.where(open_rows, chosen, -1))
+            tokens.append(torch.where(open_samples, chosen, -1))
             logprobs.append(token_logprobs(logits, chosen, temperature))
-            open_rows = open_rows & ~torch.isin(chosen, self._stop_ids) & (last_allowed > step)
-            if not open_rows.any():
+            open_samples = open_samples & ~torch.isin(chosen, self._stop_ids) & (last_allowed > step)
+            if not open_samples.any():
                 break
             ids = chosen.unsqueeze(1)
             mask = torch.cat([mask, mask.new_ones(len(prompts), 1)], dim=1)
@@ -238,21 +237,21 @@ class TorchGenerator:
         self, requests: Sequence[GroupRequest], tokens: list[list[int]], logprobs: list[list[float]]
     ) -> list[list[Completion]]:
         out: list[list[Completion]] = []
-        row = 0
+        sample = 0
         for request in requests:
             group = []
             for _ in request.seeds:
-                ids = tuple(token for token in tokens[row] if token >= 0)
+                ids = tuple(token for token in tokens[sample] if token >= 0)
                 self._tokens += len(ids)
                 group.append(
                     Completion(
                         token_ids=ids,
-                        logprobs=tuple(logprobs[row][: len(ids)]),
+                        logprobs=tuple(logprobs[sample][: len(ids)]),
                         spans=((self._version, 0, len(ids)),),
                         finished=ids[-1] in self._stops,
                     )
                 )
-                row += 1
+                sample += 1
             out.append(group)
         return out
 

@@ -5,11 +5,20 @@ twice. `fail` ends the conversation with the actor's own error.
 """
 
 from collections import deque
+from dataclasses import dataclass
 
 from asyncrl.engine.aio.signal import Signal
 from asyncrl.engine.records.message import Message
 
 Numbered = tuple[int, Message]
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxStatistics:
+    """Messages that no reader has confirmed, and polls that wait for one."""
+
+    unread: int
+    tasks_waiting: int
 
 
 class Outbox:
@@ -39,3 +48,7 @@ class Outbox:
         if not self._messages and self._error is not None:
             raise self._error
         return list(self._messages)
+
+    def statistics(self) -> OutboxStatistics:
+        """Return how much waits here now."""
+        return OutboxStatistics(len(self._messages), self._changed.statistics().tasks_waiting)

@@ -87,7 +87,7 @@ def _replay(recording: Recording, run: Path, step: int | None, out: str | None) 
 
 
 def _print(answer: Answer, breaks_off: str) -> None:
-    from asyncrl.engine.trace.figures import side_by_side
+    from asyncrl.engine.trace.report import side_by_side
     from asyncrl.engine.trace.what_if import LIMIT
 
     rows: Sequence[tuple[str, str, str]] = [("", "before", "after"), *side_by_side(answer.before, answer.after)]

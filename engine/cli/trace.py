@@ -70,9 +70,9 @@ def stats(
 ) -> None:
     """Count a run again from its log: fates, ages, tokens, length bias."""
     from asyncrl.engine.events.summary import Ends, summarise_log
-    from asyncrl.engine.trace.figures import Figures, shown
+    from asyncrl.engine.trace.report import RunReport, shown
 
-    figures, ends = Figures(), Ends()
+    figures, ends = RunReport(), Ends()
     events = _read(run).events
     event = events[0]
     try:
@@ -86,9 +86,9 @@ def stats(
     if as_json:
         typer.echo(json.dumps(summarise_log(figures.ledger, figures.progress, ends), indent=2))
         return
-    rows = figures.rows()
-    wide = max(len(name) for name, _ in rows)
-    for name, value in rows:
+    lines = figures.lines()
+    wide = max(len(name) for name, _ in lines)
+    for name, value in lines:
         typer.echo(f"{name:<{wide}}  {shown(value)}")
 
 

@@ -90,8 +90,8 @@ def check_group(group: GroupMeta) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
-    """Rows held for a consumer, each with the fencing number under which it was claimed."""
+class Lease:
+    """Rows leased to a consumer, each with the fencing number under which it was claimed."""
 
     partition: str
     consumer: str
@@ -112,8 +112,8 @@ class Claim:
     """Rows of the partition that another writer put, and why they were not taken; at most a few are named."""
 
     @property
-    def holding(self) -> Holding:
-        return Holding(self.partition, self.consumer, {group.row: self.fence for group in self.groups})
+    def lease(self) -> Lease:
+        return Lease(self.partition, self.consumer, {group.row: self.fence for group in self.groups})
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +159,14 @@ class DataPlane(Protocol):
         ClaimLost if the owner was declared dead: names of owners are used once.
         """
 
-    async def give_back(self, holding: Holding) -> None:
-        """Make held rows ready again; ones no longer held are ignored."""
+    async def give_back(self, lease: Lease) -> None:
+        """Make leased rows ready again; ones no longer leased are ignored."""
 
-    async def renew(self, holding: Holding) -> None:
-        """Push the expiry of held rows out; ClaimLost if another holds any of them."""
+    async def renew(self, lease: Lease) -> None:
+        """Push the expiry of leased rows out; ClaimLost if another holds any of them."""
 
-    async def held(self, holding: Holding) -> frozenset[str]:
-        """Return the rows that their fencing numbers still hold."""
+    async def leased(self, lease: Lease) -> frozenset[str]:
+        """Return the rows that are still leased under their fencing numbers."""
 
     async def reap(self, partition: str, owners: Sequence[str]) -> list[str]:
         """Declare owners dead: what they had claimed is ready again, and they claim no more; return the rows."""
@@ -177,8 +177,8 @@ class DataPlane(Protocol):
     async def write(self, partition: str, column: str, values: Mapping[str, Any], *, writer: str) -> None:
         """Add a later column for some keys; one writer a (column, key)."""
 
-    async def clear(self, partition: str, keys: Sequence[str], *, holding: Holding | None = None) -> None:
-        """Remove keys; idempotent, by key only. ClaimLost, and nothing cleared, if `holding` was lost."""
+    async def clear(self, partition: str, keys: Sequence[str], *, lease: Lease | None = None) -> None:
+        """Remove keys; idempotent, by key only. ClaimLost, and nothing cleared, if `lease` was lost."""
 
     async def consumption(self, partition: str, consumer: str) -> Consumption:
         """Count ready and claimed groups."""

@@ -40,7 +40,7 @@ def _holders(rows: Rows, columns: Sequence[str]) -> dict[tuple[str, str], str]:
 
 
 @dataclass(slots=True)
-class _Lease:
+class _RowLease:
     put: str
     fence: int
     owner: str
@@ -58,7 +58,7 @@ class Book:
         self._clock = clock
         self._lease_s = lease_s
         self._fences = itertools.count(1)
-        self._leases: dict[tuple[str, str], dict[str, _Lease]] = {}
+        self._leases: dict[tuple[str, str], dict[str, _RowLease]] = {}
         self._claims: OrderedDict[tuple[str, str, str], int] = OrderedDict()
         # By partition and owner: declared dead, so a claim of theirs that arrives late takes nothing.
         self._dead: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -132,7 +132,7 @@ class Book:
                 self._claims.popitem(last=False)
         expires = now + self._lease_s
         for name in names:
-            leases[name] = _Lease(rows[name]["put"], fence, owner, expires)
+            leases[name] = _RowLease(rows[name]["put"], fence, owner, expires)
         passed_over = dict(itertools.islice(self._passed_over(partition).items(), _NAMED_ROWS))
         return {"fence": fence, "rows": {name: rows[name] for name in names}, "passed_over": passed_over}
 
@@ -149,15 +149,15 @@ class Book:
         return later
 
     def give_back(self, rows: Rows, partition: str, consumer: str, fences: Mapping[str, int]) -> None:
-        for name in self.held(rows, partition, consumer, fences):
+        for name in self.leased(rows, partition, consumer, fences):
             del self._leases[(partition, consumer)][name]
 
     def renew(self, rows: Rows, partition: str, consumer: str, fences: Mapping[str, int]) -> None:
-        self._check_held(rows, partition, consumer, fences)
-        for name in self.held(rows, partition, consumer, fences):
+        self._check_leased(rows, partition, consumer, fences)
+        for name in self.leased(rows, partition, consumer, fences):
             self._leases[(partition, consumer)][name].expires = self._clock() + self._lease_s
 
-    def held(self, rows: Rows, partition: str, consumer: str, fences: Mapping[str, int]) -> list[str]:
+    def leased(self, rows: Rows, partition: str, consumer: str, fences: Mapping[str, int]) -> list[str]:
         leases = self._live_leases(rows, partition, consumer)
         return [name for name, fence in fences.items() if name in leases and leases[name].fence == fence]
 
@@ -235,7 +235,7 @@ class Book:
             if row in rows and key in rows[row]["keys"]:
                 by_row.setdefault(row, set()).add(key)
         if fences is not None:
-            self._check_held(rows, partition, consumer, {row: fences.get(row, 0) for row in by_row})
+            self._check_leased(rows, partition, consumer, {row: fences.get(row, 0) for row in by_row})
         cleared = self._cleared.setdefault(partition, {})
         for row, gone in by_row.items():
             cleared[row] = (rows[row]["put"], gone | self._cleared_keys(rows, partition, row))
@@ -306,8 +306,8 @@ class Book:
         if consumer not in spec["consumers"]:
             raise DataPlaneError(f"{consumer!r} is no consumer of {partition!r}; they are {spec['consumers']}")
 
-    def _check_held(self, rows: Rows, partition: str, consumer: str, fences: Mapping[str, int]) -> None:
-        held = set(self.held(rows, partition, consumer, fences))
+    def _check_leased(self, rows: Rows, partition: str, consumer: str, fences: Mapping[str, int]) -> None:
+        held = set(self.leased(rows, partition, consumer, fences))
         lost = [name for name in fences if name in rows and name not in held]
         if lost:
             raise ClaimLost(
@@ -315,7 +315,7 @@ class Book:
                 "another claimer has them, or they were given back; nothing was done"
             )
 
-    def _live_leases(self, rows: Rows, partition: str, consumer: str) -> dict[str, _Lease]:
+    def _live_leases(self, rows: Rows, partition: str, consumer: str) -> dict[str, _RowLease]:
         """Return the leases after dropping those of deleted rows. One that expired stands until another is given."""
         self.spec(rows, partition)
         leases = self._leases.setdefault((partition, consumer), {})

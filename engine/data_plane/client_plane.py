@@ -18,7 +18,7 @@ import anyio
 import torch
 
 from asyncrl.engine import errors
-from asyncrl.engine.data_plane.base import Claim, Column, Consumption, Holding, Partition
+from asyncrl.engine.data_plane.base import Claim, Column, Consumption, Lease, Partition
 from asyncrl.engine.data_plane.codec import row_parts
 from asyncrl.engine.data_plane.payloads import PAYLOAD, Payloads
 from asyncrl.engine.data_plane.rows import (
@@ -97,14 +97,14 @@ class ClientPlane:
         )
         return claim_of(reply, claim_id=claim_id, partition=partition, consumer=consumer, owner=owner)
 
-    async def give_back(self, holding: Holding) -> None:
-        await self._control("give_back", holding.partition, _arguments(holding))
+    async def give_back(self, lease: Lease) -> None:
+        await self._control("give_back", lease.partition, _arguments(lease))
 
-    async def renew(self, holding: Holding) -> None:
-        await self._control("renew", holding.partition, _arguments(holding))
+    async def renew(self, lease: Lease) -> None:
+        await self._control("renew", lease.partition, _arguments(lease))
 
-    async def held(self, holding: Holding) -> frozenset[str]:
-        return frozenset(await self._control("held", holding.partition, _arguments(holding)))
+    async def leased(self, lease: Lease) -> frozenset[str]:
+        return frozenset(await self._control("leased", lease.partition, _arguments(lease)))
 
     async def reap(self, partition: str, owners: Sequence[str]) -> list[str]:
         rows: list[str] = await self._control("reap", partition, {"partition": partition, "owners": list(owners)})
@@ -136,10 +136,10 @@ class ClientPlane:
             await self._delete(partition, await self._control("leftovers", partition, {"partition": partition}))
             raise
 
-    async def clear(self, partition: str, keys: Sequence[str], *, holding: Holding | None = None) -> None:
+    async def clear(self, partition: str, keys: Sequence[str], *, lease: Lease | None = None) -> None:
         if not keys:
             return
-        arguments = _arguments(holding) if holding else {"partition": partition}
+        arguments = _arguments(lease) if lease else {"partition": partition}
         gone = await self._control("clear", partition, {**arguments, "keys": list(keys)})
         await self._delete(partition, gone)
 
@@ -212,9 +212,9 @@ class ClientPlane:
             raise DataPlaneError(f"TransferQueue refused {op}: {error}") from error
 
 
-def _arguments(holding: Holding) -> dict[str, Any]:
+def _arguments(lease: Lease) -> dict[str, Any]:
     return {
-        "partition": holding.partition,
-        "consumer": holding.consumer,
-        "fences": dict(holding.fences),
+        "partition": lease.partition,
+        "consumer": lease.consumer,
+        "fences": dict(lease.fences),
     }

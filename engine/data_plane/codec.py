@@ -39,7 +39,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Layout(msgspec.Struct, omit_defaults=True):
-    """Where a column is in a packed row: in `objects`, or so many bytes from `at` on."""
+    """Where a column is in an encoded row: in `objects`, or so many bytes from `at` on."""
 
     objects: list[Any] | None = None
     dtype: str = ""
@@ -49,7 +49,7 @@ class _Layout(msgspec.Struct, omit_defaults=True):
 
 
 class _Header(msgspec.Struct):
-    """What a packed row begins with; it names the row, so that a reader notices a recycled slot."""
+    """What an encoded row begins with; it names the row, so that a reader notices a recycled slot."""
 
     row: str
     keys: list[str]
@@ -179,7 +179,7 @@ def _column_bytes(row: str, name: str, values: Sequence[Any]) -> tuple[dict[str,
 
 
 def row_parts(row: str, keys: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> list[torch.Tensor]:
-    """Return the pieces of a packed row, uint8: header length, header, aligned data.
+    """Return the pieces of an encoded row, uint8: header length, header, aligned data.
 
     The header names the row, so that a reader notices a recycled slot.
     """
@@ -200,15 +200,15 @@ def row_parts(row: str, keys: Sequence[str], columns: Mapping[str, Sequence[Any]
     return [torch.frombuffer(bytearray(start), dtype=torch.uint8), *chunks]
 
 
-def pack_row(row: str, keys: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> torch.Tensor:
-    """Pack columns of one row into one uint8 tensor (bytes,)."""
+def encode_row(row: str, keys: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> torch.Tensor:
+    """Encode columns of one row into one uint8 tensor (bytes,)."""
     return torch.cat(row_parts(row, keys, columns))
 
 
-def unpack_row(
+def decode_row(
     buffer: torch.Tensor, row: str, columns: Sequence[str], *, copy: bool = True
 ) -> tuple[list[str], dict[str, list[Any]]]:
-    """Return the keys of a packed row and, per column asked for and present, one value a key.
+    """Return the keys of an encoded row and, per column asked for and present, one value a key.
 
     Without `copy` the values are views of `buffer`, which must be aligned to 16 bytes.
     MissingRows if the buffer belongs to another row than `row`; DataPlaneError if its bytes are not what its
@@ -234,11 +234,11 @@ def unpack_row(
 
 
 def _header(data: np.ndarray[Any, Any], row: str) -> tuple[_Header, int]:
-    """Return the header of a packed row, and where its data starts."""
+    """Return the header of an encoded row, and where its data starts."""
     (length,) = _LENGTH.unpack_from(data.data) if data.size >= _LENGTH.size else (0,)
     end = _LENGTH.size + length
     if not _LENGTH.size < end <= data.size:
-        raise DataPlaneError(f"{row}: its {data.size} bytes are not a packed row, with a header of {length} bytes")
+        raise DataPlaneError(f"{row}: its {data.size} bytes are not an encoded row, with a header of {length} bytes")
     try:
         return _HEADERS.decode(data[_LENGTH.size : end].data), end + -end % _ALIGN
     except msgspec.MsgspecError as error:

@@ -12,9 +12,9 @@ import anyio
 import torch
 from anyio.lowlevel import checkpoint
 
-from asyncrl.engine.data_plane.base import Claim, Column, Consumption, Holding, Partition
+from asyncrl.engine.data_plane.base import Claim, Column, Consumption, Lease, Partition
 from asyncrl.engine.data_plane.book import Book
-from asyncrl.engine.data_plane.codec import pack_row
+from asyncrl.engine.data_plane.codec import encode_row
 from asyncrl.engine.data_plane.own_rows import Rows
 from asyncrl.engine.data_plane.rows import (
     already_there,
@@ -62,7 +62,7 @@ class LocalPlane:
         if group.row in self._tags[partition]:
             raise already_there(group.row, partition, self._tags[partition][group.row])
         self._check_room(group.row)
-        self._buffers[partition][group.row] = pack_row(group.row, group.keys, columns)
+        self._buffers[partition][group.row] = encode_row(group.row, group.keys, columns)
         self._tags[partition][group.row] = group_row_tags(group.keys, columns, group.tags)
 
     async def claim(
@@ -88,18 +88,18 @@ class LocalPlane:
         )
         return claim_of(reply, claim_id=claim_id, partition=partition, consumer=consumer, owner=owner)
 
-    async def give_back(self, holding: Holding) -> None:
-        self._known(holding.partition)
-        self._book.give_back(self._own(holding.partition), holding.partition, holding.consumer, holding.fences)
+    async def give_back(self, lease: Lease) -> None:
+        self._known(lease.partition)
+        self._book.give_back(self._own(lease.partition), lease.partition, lease.consumer, lease.fences)
 
-    async def renew(self, holding: Holding) -> None:
-        self._known(holding.partition)
-        self._book.renew(self._own(holding.partition), holding.partition, holding.consumer, holding.fences)
+    async def renew(self, lease: Lease) -> None:
+        self._known(lease.partition)
+        self._book.renew(self._own(lease.partition), lease.partition, lease.consumer, lease.fences)
 
-    async def held(self, holding: Holding) -> frozenset[str]:
-        self._known(holding.partition)
-        rows = self._own(holding.partition)
-        return frozenset(self._book.held(rows, holding.partition, holding.consumer, holding.fences))
+    async def leased(self, lease: Lease) -> frozenset[str]:
+        self._known(lease.partition)
+        rows = self._own(lease.partition)
+        return frozenset(self._book.leased(rows, lease.partition, lease.consumer, lease.fences))
 
     async def reap(self, partition: str, owners: Sequence[str]) -> list[str]:
         self._known(partition)
@@ -122,17 +122,17 @@ class LocalPlane:
             if earlier is not None and not repeats(earlier, tags):
                 raise already_there(name, partition, earlier)
             self._check_room(name)
-            self._buffers[partition][name] = pack_row(name, list(by_key), {column: list(by_key.values())})
+            self._buffers[partition][name] = encode_row(name, list(by_key), {column: list(by_key.values())})
             self._tags[partition][name] = tags
 
-    async def clear(self, partition: str, keys: Sequence[str], *, holding: Holding | None = None) -> None:
+    async def clear(self, partition: str, keys: Sequence[str], *, lease: Lease | None = None) -> None:
         self._known(partition)
         await checkpoint()
         rows = self._own(partition)
-        if holding is None:
+        if lease is None:
             gone = self._book.clear(rows, partition, keys)
         else:
-            gone = self._book.clear(rows, partition, keys, holding.consumer, holding.fences)
+            gone = self._book.clear(rows, partition, keys, lease.consumer, lease.fences)
         for name in gone:
             self._tags[partition].pop(name, None)
             self._buffers[partition].pop(name, None)

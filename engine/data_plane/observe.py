@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import structlog
 import torch
 
-from asyncrl.engine.data_plane.base import Claim, Column, Consumption, DataPlane, Holding, Partition
+from asyncrl.engine.data_plane.base import Claim, Column, Consumption, DataPlane, Lease, Partition
 from asyncrl.engine.records import GroupMeta
 
 log = structlog.get_logger()
@@ -133,14 +133,14 @@ class ObservedPlane:
                 log.warning("a row of another writer is passed over", partition=partition, row=row, why=why)
         return claim
 
-    async def give_back(self, holding: Holding) -> None:
-        await self._observe("give_back", holding.partition, 0, self._plane.give_back(holding))
+    async def give_back(self, lease: Lease) -> None:
+        await self._observe("give_back", lease.partition, 0, self._plane.give_back(lease))
 
-    async def renew(self, holding: Holding) -> None:
-        await self._observe("renew", holding.partition, 0, self._plane.renew(holding))
+    async def renew(self, lease: Lease) -> None:
+        await self._observe("renew", lease.partition, 0, self._plane.renew(lease))
 
-    async def held(self, holding: Holding) -> frozenset[str]:
-        return await self._observe("held", holding.partition, 0, self._plane.held(holding))
+    async def leased(self, lease: Lease) -> frozenset[str]:
+        return await self._observe("leased", lease.partition, 0, self._plane.leased(lease))
 
     async def reap(self, partition: str, owners: Sequence[str]) -> list[str]:
         return await self._observe("reap", partition, 0, self._plane.reap(partition, owners))
@@ -159,8 +159,8 @@ class ObservedPlane:
         call = self._plane.write(partition, column, values, writer=writer)
         await self._observe("write", partition, len(values), call, lambda _: size)
 
-    async def clear(self, partition: str, keys: Sequence[str], *, holding: Holding | None = None) -> None:
-        await self._observe("clear", partition, len(keys), self._plane.clear(partition, keys, holding=holding))
+    async def clear(self, partition: str, keys: Sequence[str], *, lease: Lease | None = None) -> None:
+        await self._observe("clear", partition, len(keys), self._plane.clear(partition, keys, lease=lease))
 
     async def consumption(self, partition: str, consumer: str) -> Consumption:
         return await self._observe("consumption", partition, 0, self._plane.consumption(partition, consumer))

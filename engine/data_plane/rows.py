@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from asyncrl.engine.data_plane.base import Claim
-from asyncrl.engine.data_plane.codec import unpack_row
+from asyncrl.engine.data_plane.codec import decode_row
 from asyncrl.engine.errors import DataPlaneError, MissingRows
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.keys import row_of
@@ -58,10 +58,10 @@ def claim_of(reply: Mapping[str, Any], *, claim_id: str, partition: str, consume
 def assemble(
     keys: Sequence[str], columns: Sequence[str], parts: Mapping[str, torch.Tensor], *, copy: bool = True
 ) -> dict[str, list[Any]]:
-    """Order values out of packed rows (`parts`: row name to buffer) by `keys`; views of them without `copy`."""
+    """Order values out of encoded rows (`parts`: row name to buffer) by `keys`; views of them without `copy`."""
     found: dict[str, dict[str, Any]] = {column: {} for column in columns}
     for name, buffer in parts.items():
-        row_keys, values = unpack_row(buffer, name, columns, copy=copy)
+        row_keys, values = decode_row(buffer, name, columns, copy=copy)
         own = f"{name.partition('#')[0]}_g"
         strange = [key for key in row_keys if not key.startswith(own)]
         if strange:

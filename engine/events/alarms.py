@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from asyncrl.engine import metrics
-from asyncrl.engine.events.learning import MASKED_OVER_BUDGET, Agreement, BatchFigures, Learning
+from asyncrl.engine.events.learning import MASKED_OVER_BUDGET, Agreement, BatchTally, Learning
 from asyncrl.engine.events.remedies import remedy, with_options
 from asyncrl.engine.events.types import AnyEvent, RunEnded, RunStarted
 from asyncrl.engine.records.fate import FAILED_FATE, MASKED, TRAINED, split_fate
@@ -137,7 +137,7 @@ class Alarms:
             if not on:
                 self._warn(message, alarm=finding.name, batch=self._judged, share=round(finding.share, 4))
 
-    def _findings(self, recent: BatchFigures) -> Iterator[Finding]:
+    def _findings(self, recent: BatchTally) -> Iterator[Finding]:
         if recent.samples:
             yield from self._of_samples(recent)
         if recent.batches >= LEAST_BATCHES:
@@ -149,7 +149,7 @@ class Alarms:
         if self.learning.agreement is not None:
             yield self._ratio(self.learning.agreement)
 
-    def _of_samples(self, recent: BatchFigures) -> Iterator[Finding]:
+    def _of_samples(self, recent: BatchTally) -> Iterator[Finding]:
         """Yield what is so of samples; what one cause explains is not said again of all together."""
         over, failed, kept = recent.fates[MASKED_OVER_BUDGET], recent.of_kind(FAILED_FATE), recent.kept or 1
         shares = {
@@ -164,10 +164,10 @@ class Alarms:
         lost = 0.0 if said or recent.batches < LEAST_BATCHES else 1 - recent.fates[TRAINED] / recent.samples
         yield Finding("untrained", lost, LIMITS["untrained"], partial(self._lost, recent))
 
-    def _lost(self, recent: BatchFigures) -> str:
+    def _lost(self, recent: BatchTally) -> str:
         return f"of the {self._causes(recent)}"
 
-    def _over_budget(self, recent: BatchFigures) -> str:
+    def _over_budget(self, recent: BatchTally) -> str:
         prompts = recent.over_budget
         return (
             f"{recent.fates[MASKED_OVER_BUDGET]} of {recent.kept} samples that the filters kept in the last "
@@ -175,7 +175,7 @@ class Alarms:
             f"are longer than a micro-batch and not trained: {remedy(MASKED_OVER_BUDGET, self._config)}"
         )
 
-    def _causes(self, figures: BatchFigures) -> str:
+    def _causes(self, figures: BatchTally) -> str:
         """Say of samples how many were trained and lost, by cause, and what helps against the largest one."""
         lost = Counter({fate: n for fate, n in figures.fates.items() if fate != TRAINED})
         if not lost:
@@ -189,14 +189,14 @@ class Alarms:
             f"{causes}{reward}. {_sentence(remedy([*in_the_way, *lost][0], self._config))}"
         )
 
-    def _identical(self, recent: BatchFigures) -> str:
+    def _identical(self, recent: BatchTally) -> str:
         return (
             f"in {recent.identical} of {recent.groups} groups of the last {recent.batches} batches all responses "
             "are the same, and not the best: the policy has collapsed. "
             + with_options("Raise {rollout.temperature}", self._config)
         )
 
-    def _flat(self, recent: BatchFigures) -> str:
+    def _flat(self, recent: BatchTally) -> str:
         return (
             f"the gradient was 0 in {recent.flat_steps} of the last {recent.steps} steps: rewards within a group "
             "do not differ, so nothing is learned. The filter zero_std drops such groups before they cost a step"

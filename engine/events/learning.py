@@ -31,7 +31,7 @@ _RUN_ENDED = dropped(RUN_ENDED)
 
 
 @dataclass(slots=True)
-class BatchFigures:
+class BatchTally:
     """Of one batch, or several added up: samples by fate, groups, steps, and samples over the budget by prompt.
 
     `identical` counts groups whose responses are all the same, but for those with the best reward of the run: such
@@ -68,7 +68,7 @@ class BatchFigures:
         return self.reward_sum / self.reward_count if self.reward_count else None
 
     @classmethod
-    def total(cls, parts: Iterable["BatchFigures"]) -> "BatchFigures":
+    def total(cls, parts: Iterable["BatchTally"]) -> "BatchTally":
         """Return the figures of all parts together."""
         whole = cls(batches=0)
         # Once a batch, over the whole window: a few plain sums are ten times as fast as Counter.update.
@@ -99,7 +99,7 @@ class Agreement:
 
 @dataclass(slots=True)
 class _Open:
-    figures: BatchFigures = field(default_factory=BatchFigures)
+    figures: BatchTally = field(default_factory=BatchTally)
     unsettled: int = 0
     ended: bool = False
 
@@ -111,16 +111,16 @@ class Learning:
 
     def __init__(self) -> None:
         self.batches = 0
-        self.in_vain = BatchFigures(batches=0)
+        self.in_vain = BatchTally(batches=0)
         self.agreement: Agreement | None = None
-        self.recent = BatchFigures(batches=0)
-        self._window: deque[BatchFigures] = deque(maxlen=WINDOW_BATCHES)
+        self.recent = BatchTally(batches=0)
+        self._window: deque[BatchTally] = deque(maxlen=WINDOW_BATCHES)
         self._open: dict[int, _Open] = {}
         self._batch_of: dict[int, int] = {}
         self._worst, self._best = math.inf, -math.inf
         # By group that is on its way: its prompt, and whether its responses are all the same.
         self._groups: dict[int, tuple[Any, bool]] = {}
-        self._before = BatchFigures(batches=0)
+        self._before = BatchTally(batches=0)
         self._training = -1
 
     def apply(self, event: AnyEvent) -> None:
@@ -189,12 +189,12 @@ class Learning:
         del self._open[number]
         figures = batch.figures
         figures.empty = not figures.fates[TRAINED]
-        figures = BatchFigures.total((figures, self._before))
-        self._before = BatchFigures(batches=0)
+        figures = BatchTally.total((figures, self._before))
+        self._before = BatchTally(batches=0)
         self._window.append(figures)
-        self.recent = BatchFigures.total(self._window)
+        self.recent = BatchTally.total(self._window)
         self.batches += 1
-        self.in_vain = BatchFigures.total((self.in_vain, figures)) if figures.empty else BatchFigures(batches=0)
+        self.in_vain = BatchTally.total((self.in_vain, figures)) if figures.empty else BatchTally(batches=0)
 
 
 def _extremes(rewards: Sequence[Any]) -> tuple[float, float]:

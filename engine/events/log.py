@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from asyncrl.engine.errors import NotWritten
+from asyncrl.engine.errors import NotWritten, TraceError
 from asyncrl.engine.events.lock import LogLock
 from asyncrl.engine.events.reopen import reopen
 from asyncrl.engine.events.segments import FILE_NAME, read_lines, segment_files
@@ -34,8 +34,8 @@ class EventLog:
     the run appends to this log. Without `on_failure` the error is raised.
 
     A log that is there already is continued: numbers and times follow its last whole event, and a
-    torn last line goes. DecodeError if it is of a newer schema, TraceError if another process, or another
-    EventLog, is writing it. `threaded` writes in a thread of its own, off the critical path (not in
+    torn last line goes. TraceError if it is of a newer schema, or if another process, or another EventLog,
+    is writing it. `threaded` writes in a thread of its own, off the critical path (not in
     virtual time), which puts lines in the file by itself; else `flush` does (each step). `close`, and a
     `Checkpointed` event, also sync them. What is over `segment_bytes` becomes a finished, compressed
     segment beside `path`.
@@ -160,7 +160,7 @@ def read_events(path: Path) -> Iterator[AnyEvent]:
     """Yield the events of a run folder, or of one file of its log, of this or any older schema.
 
     A torn last line is passed over; any other bad line, and a segment that breaks off, raises
-    DecodeError with file and line, as does a log of a newer schema. FileNotFoundError if there is no log.
+    TraceError with file and line, as does a log of a newer schema. FileNotFoundError if there is no log.
     """
     for _, event in located_events(path):
         yield event
@@ -176,7 +176,7 @@ def located_events(path: Path) -> Iterator[tuple[str, AnyEvent]]:
                 event: AnyEvent = decode(line)
             except UNREADABLE as error:
                 _check_schema_of(line)
-                raise msgspec.DecodeError(f"{where}: {error}") from error
+                raise TraceError(f"{where}: {error}") from error
             if isinstance(event, RunStarted):
                 check_schema(event.schema)
             yield where, event

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from asyncrl.engine.errors import TraceError
 from asyncrl.engine.events.segments import FILE_NAME, Segment, read_lines, segment_files
 from asyncrl.engine.events.types import UNREADABLE, check_schema
 
@@ -44,7 +45,7 @@ class _File:
 
     @classmethod
     def read(cls, path: Path) -> "_File":
-        """Read a file to its end; DecodeError for a last line that is no event, or for a newer schema."""
+        """Read a file to its end; TraceError for a last line that is no event, or for a newer schema."""
         file, last = cls(path), b""
         for line in read_lines(path):
             file.bytes += len(line)
@@ -63,7 +64,7 @@ def _event(path: Path, line: bytes) -> _Any:
     try:
         event = msgspec.json.decode(line, type=_Any)
     except UNREADABLE as error:
-        raise msgspec.DecodeError(f"{path.name} holds a line that is no event: {error}") from error
+        raise TraceError(f"{path.name} holds a line that is no event: {error}") from error
     check_schema(event.schema)
     return event
 
@@ -71,7 +72,7 @@ def _event(path: Path, line: bytes) -> _Any:
 def reopen(growing: Path) -> Tail:
     """Bring the files of a log in order and return its tail; an empty one if there is no log yet.
 
-    DecodeError for a log of a newer schema than this asyncrl writes, or one whose last line is no event.
+    TraceError for a log of a newer schema than this asyncrl writes, or one whose last line is no event.
     """
     folder = growing.parent
     try:

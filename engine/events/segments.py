@@ -15,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from asyncrl.engine.errors import TraceError
+
 FILE_NAME = "events.jsonl"
 INDEX = "events.index.json"
 _FINISHED = "events-??????.jsonl"
@@ -35,12 +37,12 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_index(folder: Path) -> Index:
-    """Return the index of a folder, an empty one if there is none. DecodeError if it is damaged."""
+    """Return the index of a folder, an empty one if there is none. TraceError if it is damaged."""
     path = folder / INDEX
     try:
         return msgspec.json.decode(path.read_bytes(), type=Index) if path.exists() else Index()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise msgspec.DecodeError(f"{INDEX} is no index: {error}; it can be deleted") from error
+        raise TraceError(f"{INDEX} is no index: {error}; it can be deleted") from error
 
 
 def segment_files(folder: Path) -> list[Path]:
@@ -60,7 +62,7 @@ def segment_files(folder: Path) -> list[Path]:
 def read_lines(path: Path) -> Iterator[bytes]:
     """Yield the whole lines of one file; a torn last one is passed over.
 
-    DecodeError for a compressed file that is damaged or breaks off: it was whole when it was finished.
+    TraceError for a compressed file that is damaged or breaks off: it was whole when it was finished.
     """
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
@@ -68,7 +70,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
                 if line.endswith(b"\n"):
                     yield line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise msgspec.DecodeError(f"{path.name} is no whole compressed file: {error}") from error
+        raise TraceError(f"{path.name} is no whole compressed file: {error}") from error
 
 
 class Finisher:

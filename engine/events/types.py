@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.engine.errors import TraceError
+
 SCHEMA = 3
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -302,9 +304,9 @@ AnyEvent = (
 
 
 def check_schema(schema: int) -> None:
-    """Refuse a schema that came after this asyncrl: DecodeError with both numbers."""
+    """Refuse a schema that came after this asyncrl: TraceError with both numbers."""
     if schema > SCHEMA:
-        raise msgspec.DecodeError(
+        raise TraceError(
             f"the log has schema {schema}, and this asyncrl reads up to {SCHEMA}; "
             "read it with the asyncrl that wrote it"
         )

@@ -20,7 +20,7 @@ from asyncrl.trainers.extras import extras_of
 from asyncrl.trainers.reducer import Alone, Gloo, Reducer
 
 
-class _RemoteActor:
+class _ActorProcess:
     """Calls methods of what it holds; `user_path` makes the user's own modules importable, last."""
 
     def __init__(self, config: RunConfig, index: int, user_path: str, *, threads: int) -> None:
@@ -50,7 +50,7 @@ def _has_own_gpu(model: Any, ranks: int) -> bool:
     return next(model.parameters()).device.type == "cuda" and torch.cuda.device_count() >= ranks
 
 
-class CollectorActor(_RemoteActor):
+class CollectorActor(_ActorProcess):
     def __init__(self, config: RunConfig, index: int, user_path: str) -> None:
         super().__init__(config, index, user_path, threads=config.collector.threads)
         # Its processes start beside the model's load.
@@ -69,7 +69,7 @@ class CollectorActor(_RemoteActor):
         )
 
 
-class RankActor(_RemoteActor):
+class RankActor(_ActorProcess):
     def __init__(self, config: RunConfig, index: int, user_path: str) -> None:
         super().__init__(config, index, user_path, threads=config.trainer.threads)
         self._model = rank_model(config, index)

@@ -187,7 +187,7 @@ class Core:
         await self.versions.changed.wait_for(
             lambda: self.versions.publish_lag <= most,
             timeout_s=trainer.publish_timeout_s * trainer.publish_tries,
-            what=f"publish lag over {most}, version {self.versions.published} published",
+            what=lambda: f"publish lag over {most}, version {self.versions.published} published",
         )
 
     async def _measure(self, batch: Batch) -> Selection:

@@ -171,7 +171,7 @@ class FrontEnd:
         """
         batch.taken = True
         while batch.kept:
-            held = await self._plane.held(self._groups.holding([j.group for j in batch.kept]))
+            held = await self._plane.leased(self._groups.lease([j.group for j in batch.kept]))
             lost = {
                 j.group.group: STALE if j.group.row in held else LEASE_LOST
                 for j in batch.kept

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import anyio
 import structlog
 
-from asyncrl.engine.data_plane.base import Claim, DataPlane, Holding
+from asyncrl.engine.data_plane.base import Claim, DataPlane, Lease
 from asyncrl.engine.errors import ClaimLost
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import (
@@ -230,17 +230,17 @@ class Groups:
         unknown = [group for group in claim.groups if group.group not in self._claimed]
         if unknown:
             log.warning("claimed groups that have their fates already", groups=[group.group for group in unknown])
-            await self._clear(unknown, claim.holding)
+            await self._clear(unknown, claim.lease)
 
     async def renew(self) -> None:
         """Push out the expiry of all that is claimed; what another owner has taken is left to the hand-off."""
         claimed = list(self._claimed.values())
         if claimed:
-            await self._while_held(claimed, self.holding(claimed), self._plane.renew)
+            await self._while_leased(claimed, self.lease(claimed), self._plane.renew)
 
-    def holding(self, groups: Sequence[GroupMeta]) -> Holding:
+    def lease(self, groups: Sequence[GroupMeta]) -> Lease:
         """Return the fencing numbers under which groups were claimed."""
-        return Holding(self._partition, self._consumer, {group.row: self._fences[group.row] for group in groups})
+        return Lease(self._partition, self._consumer, {group.row: self._fences[group.row] for group in groups})
 
     async def settle(self, settlements: Sequence[Settlement], *, release: bool = False) -> None:
         """End claimed groups: log fates, clear keys and, with `release`, give their capacity back, else later.
@@ -254,37 +254,37 @@ class Groups:
         for settlement in settlements:
             del self._claimed[settlement.group.group]
             self._settled(settlement.group.group, settlement.fates)
-        holding = self.holding(groups)
+        lease = self.lease(groups)
         for group in groups:
             del self._fences[group.row]
         # Cut off here, the capacity of groups that have their fates would never come back.
         with anyio.CancelScope(shield=True):
-            await self._clear(groups, holding)
+            await self._clear(groups, lease)
         if release:
             self.release([group.group for group in groups])
         self.changed.notify()
 
-    async def _clear(self, groups: Sequence[GroupMeta], holding: Holding) -> None:
-        async def clear(held: Holding) -> None:
+    async def _clear(self, groups: Sequence[GroupMeta], lease: Lease) -> None:
+        async def clear(held: Lease) -> None:
             keys = [key for group in groups if group.row in held.fences for key in group.keys]
-            await self._plane.clear(self._partition, keys, holding=held)
+            await self._plane.clear(self._partition, keys, lease=held)
 
-        lost = await self._while_held(groups, holding, clear)
+        lost = await self._while_leased(groups, lease, clear)
         if lost:
             log.warning("settled groups that another owner had claimed; their keys are left to it", groups=lost)
 
-    async def _while_held(
-        self, groups: Sequence[GroupMeta], holding: Holding, act: Callable[[Holding], Awaitable[None]]
+    async def _while_leased(
+        self, groups: Sequence[GroupMeta], lease: Lease, act: Callable[[Lease], Awaitable[None]]
     ) -> list[int]:
         """Act on groups that are still held; return the others."""
-        fences = {group.row: holding.fences[group.row] for group in groups}
+        fences = {group.row: lease.fences[group.row] for group in groups}
         while fences:
-            part = Holding(self._partition, self._consumer, fences)
+            part = Lease(self._partition, self._consumer, fences)
             try:
                 await act(part)
                 break
             except ClaimLost:
-                held = await self._plane.held(part)
+                held = await self._plane.leased(part)
                 if len(held) == len(fences):
                     raise
                 fences = {row: fence for row, fence in fences.items() if row in held}

@@ -14,7 +14,7 @@ from asyncrl.trainers.fan_out import Cost
 
 
 @dataclass(frozen=True, slots=True)
-class StepFigures:
+class PlanFigures:
     """Of one step: metrics by name, and each rank's seconds; none are predicted until some were measured."""
 
     metrics: dict[str, float]
@@ -35,7 +35,7 @@ class StepMetrics:
         self._align = align
         self._step_time = StepTime()
 
-    def figures(self, plan: Plan, lengths: Mapping[str, int], results: Sequence[RankResult]) -> StepFigures:
+    def figures(self, plan: Plan, lengths: Mapping[str, int], results: Sequence[RankResult]) -> PlanFigures:
         """Return the figures of one step."""
         planned = self._costs(plan, lengths, fillers=False)
         computed = self._costs(plan, lengths, fillers=True)
@@ -61,7 +61,7 @@ class StepMetrics:
             metrics.PEAK_FRACTION: flops / (max(seconds) * peak) if max(seconds) and peak else 0.0,
             metrics.RANKS: len(results),
         }
-        return StepFigures(by_name, seconds, predicted)
+        return PlanFigures(by_name, seconds, predicted)
 
     def _costs(self, plan: Plan, lengths: Mapping[str, int], *, fillers: bool) -> list[float]:
         """Return what each rank's samples cost: FLOPs where there is a cost model, else tokens."""

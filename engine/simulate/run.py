@@ -10,11 +10,11 @@ from asyncrl.engine.events.log import Fold
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.records.ending import Ending
 from asyncrl.engine.simulate.decoding import groups_at_once
-from asyncrl.engine.simulate.figures import Figures
 from asyncrl.engine.simulate.profile import Profile
+from asyncrl.engine.simulate.timeline import Timeline
 from asyncrl.engine.simulate.virtual_loop import build_collectors, local_plane, run_controller
 from asyncrl.engine.simulate.world import (
-    Book,
+    PendingSamples,
     SimulatedGenerator,
     SimulatedPlane,
     SimulatedRank,
@@ -38,11 +38,11 @@ def predict(config: RunConfig, profile: Profile, *, slots: int = 0, folds: Seque
     The same configuration, profile and seed give the same figures. `folds` see every event.
     """
     seed = config.run.seed
-    figures, progress = Figures(), Progress(config.run.reward_window)
+    figures, progress = Timeline(), Progress(config.run.reward_window)
 
     async def main() -> Ending:
-        book = Book()
-        task = SimulatedTask(profile, book)
+        pending = PendingSamples()
+        task = SimulatedTask(profile, pending)
         plane = cast("SimulatedPlane", await local_plane(config, SimulatedPlane))
         plane.watch_profile(profile, seed)
         chain = build_chain(config.filters, min_live=config.rollout.min_live)
@@ -50,7 +50,7 @@ def predict(config: RunConfig, profile: Profile, *, slots: int = 0, folds: Seque
             SimulatedGenerator(
                 i,
                 profile,
-                book,
+                pending,
                 seed=seed,
                 slots=slots or _slots(config, batched=profile.batched),
                 in_flight_updates=config.rollout.stale_mode == "tokens",

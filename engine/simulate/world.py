@@ -1,6 +1,6 @@
 """The simulated parts: a generator, a task, a tokenizer, a trainer rank, a plane. They cost virtual time alone.
 
-A response is one number, its place in the book of samples on their way, so that the real collector
+A response is one number, the number under which its sample waits for its score, so that the real collector
 carries it from the generator to the task's score.
 """
 
@@ -17,7 +17,7 @@ from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.collectors.tasks import Reward, Task
 from asyncrl.engine.aio.outbox import Numbered, Outbox
 from asyncrl.engine.aio.signal import Signal
-from asyncrl.engine.data_plane.base import Claim, Column, Holding
+from asyncrl.engine.data_plane.base import Claim, Column, Lease
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.errors import AsyncRLError
 from asyncrl.engine.records import GroupMeta, Prompt
@@ -26,7 +26,6 @@ from asyncrl.engine.simulate.profile import Burst, Profile, Rollout, seeded
 from asyncrl.engine.weights.base import State
 
 _OVERHEADS = {"publish": 1, "weights": 2, "hand_off": 3, "claim": 4, "judge": 5}
-_LONG_S = 1e6
 
 
 class Unscored(AsyncRLError, RuntimeError):
@@ -34,7 +33,7 @@ class Unscored(AsyncRLError, RuntimeError):
 
 
 @dataclass(slots=True)
-class Book:
+class PendingSamples:
     """Samples that are generated and not yet scored: by number, reward and tags."""
 
     samples: dict[int, tuple[float | None, Mapping[str, float]]] = field(default_factory=dict)
@@ -68,19 +67,19 @@ class SimulatedTokenizer:
 
 
 class SimulatedTask(Task):
-    def __init__(self, profile: Profile, book: Book) -> None:
+    def __init__(self, profile: Profile, pending: PendingSamples) -> None:
         # Ids are unique, so the text can be the id, whatever the prompt said; a string gives way to its place.
         ids = [p.id if isinstance(p.id, int) else -1 - place for place, p in enumerate(profile.prompts)]
         self._prompts = [
             Prompt(id=i, text=str(i), answer="", dataset=p.dataset) for i, p in zip(ids, profile.prompts, strict=True)
         ]
-        self._book = book
+        self._pending = pending
 
     def prompts(self) -> Sequence[Prompt]:
         return self._prompts
 
     def score(self, prompt: Prompt, response: str) -> Reward:
-        reward, tags = self._book.samples.pop(int(response))
+        reward, tags = self._pending.samples.pop(int(response))
         if reward is None:
             raise Unscored("a sample without a reward")
         return Reward(reward, tags)
@@ -101,11 +100,18 @@ class SimulatedGenerator:
     """
 
     def __init__(
-        self, index: int, profile: Profile, book: Book, *, seed: int, slots: int, in_flight_updates: bool = False
+        self,
+        index: int,
+        profile: Profile,
+        pending: PendingSamples,
+        *,
+        seed: int,
+        slots: int,
+        in_flight_updates: bool = False,
     ) -> None:
         self._index = index
         self._profile = profile
-        self._book = book
+        self._pending = pending
         self._seed = seed
         self._slots = slots
         self._places = anyio.Semaphore(slots)
@@ -121,9 +127,7 @@ class SimulatedGenerator:
 
     async def run(self) -> None:
         while True:
-            await self._changed.wait_at_most(lambda: bool(self._waiting), _LONG_S)
-            if not self._waiting:
-                continue
+            await self._changed.wait_until(lambda: bool(self._waiting))
             async with self._decoding:
                 batch = [self._waiting.popleft() for _ in range(min(self._slots, len(self._waiting)))]
                 for waiting in batch:
@@ -162,7 +166,7 @@ class SimulatedGenerator:
         newer = self._swaps[swaps:] if self._in_flight_updates else []
         out = []
         for index, tokens in enumerate(rollout.response_tokens):
-            ids = (self._book.write(rollout, index),) * tokens
+            ids = (self._pending.write(rollout, index),) * tokens
             spans = _spans(version, newer, started=started, seconds=rollout.seconds, tokens=tokens)
             out.append(Completion(ids, (-1.0,) * tokens, spans, tokens < request.max_new_tokens))
         return out
@@ -277,13 +281,13 @@ class SimulatedPlane(LocalPlane):
         await anyio.sleep(self.draw("claim"))
         return await super().claim(*args, **how)
 
-    async def held(self, holding: Holding) -> frozenset[str]:
+    async def leased(self, lease: Lease) -> frozenset[str]:
         await anyio.sleep(self.draw("hand_off"))
-        return await super().held(holding)
+        return await super().leased(lease)
 
-    async def clear(self, partition: str, keys: Sequence[str], *, holding: Holding | None = None) -> None:
-        await anyio.sleep(self.draw("judge") if holding is not None else 0.0)
-        await super().clear(partition, keys, holding=holding)
+    async def clear(self, partition: str, keys: Sequence[str], *, lease: Lease | None = None) -> None:
+        await anyio.sleep(self.draw("judge") if lease is not None else 0.0)
+        await super().clear(partition, keys, lease=lease)
 
 
 _NOTHING = torch.zeros(0)

@@ -21,7 +21,7 @@ from asyncrl.engine.records import GroupMeta
 
 # Calls to one process that would arrive at the same instant: timers of one time ring in any order.
 _APART_S = 1e-6
-_OPERATIONS = ("claim", "give_back", "renew", "held", "read", "clear")
+_OPERATIONS = ("claim", "give_back", "renew", "leased", "read", "clear")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Process:
         call.answered.set()
 
 
-class RemoteActor:
+class DelayedActor:
     """A handle on a collector or rank that lives in a process."""
 
     def __init__(self, actor: Any, process: Process) -> None:
@@ -142,7 +142,7 @@ class RemoteActor:
         return called
 
 
-class RemotePlane:
+class DelayedPlane:
     """A client of a plane that lives in a process. A put that is given up cleans up after itself."""
 
     def __init__(self, plane: DataPlane, process: Process) -> None:

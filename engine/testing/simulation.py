@@ -25,7 +25,7 @@ from asyncrl.engine.records.ending import Ending
 from asyncrl.engine.simulate.virtual_loop import build_collectors, local_plane, run_controller
 from asyncrl.engine.testing.audit import Audit
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeRank, FakeTask
-from asyncrl.engine.testing.remote import Delays, Process, RemoteActor, RemotePlane
+from asyncrl.engine.testing.remote import DelayedActor, DelayedPlane, Delays, Process
 from asyncrl.filters import BaseRolloutFilter, Chain, build_chain
 
 Kind = TypeVar("Kind", bound=AnyEvent)
@@ -80,10 +80,10 @@ class Remote:
         process = Process(actor.name, tasks, self.actors)
         if actor.name in self.killed_at:
             tasks.start_soon(self._kill, process)
-        return RemoteActor(actor, process)
+        return DelayedActor(actor, process)
 
     def data_plane(self, plane: DataPlane, tasks: TaskGroup) -> Any:
-        return RemotePlane(plane, Process("plane", tasks, self.plane, in_order=False))
+        return DelayedPlane(plane, Process("plane", tasks, self.plane, in_order=False))
 
     async def _kill(self, process: Process) -> None:
         await anyio.sleep(self.killed_at[process.name])

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from asyncrl.engine.aio.signal import Signal
-from asyncrl.engine.data_plane.base import Claim, Holding, Partition
+from asyncrl.engine.data_plane.base import Claim, Lease, Partition
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.deployment import CONSUMER, PARTITION
 from asyncrl.engine.records import GroupMeta
@@ -89,7 +89,7 @@ class ForcedPlane:
         claim_id: str,
     ) -> Claim:
         batch = current_batch.get()
-        await self._changed.wait_at_most(lambda: bool(self._allowed[batch]) or self._nothing_left(batch), FOR_EVER_S)
+        await self._changed.wait_until(lambda: bool(self._allowed[batch]) or self._nothing_left(batch))
         if not self._allowed[batch]:
             return Claim(claim_id, partition, consumer, owner, 0, ())
         self._expected[batch] -= 1
@@ -118,8 +118,8 @@ class ForcedPlane:
         """Take groups out of the plane: they are ready again, and come back with their next claim."""
         await self._plane.clear(PARTITION, [key for group in groups for key in group.keys])
 
-    async def held(self, holding: Holding) -> frozenset[str]:
-        return await self._plane.held(holding) - self.lost
+    async def leased(self, lease: Lease) -> frozenset[str]:
+        return await self._plane.leased(lease) - self.lost
 
     def _nothing_left(self, batch: int) -> bool:
         over = batch in self._complete and not self._expected[batch] and not self._allowed[batch]

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from asyncrl.configs import Override, RunConfig, load
 from asyncrl.configs.load import DEFAULT_PRESET, RENAMED
 from asyncrl.engine.errors import TraceError
@@ -49,7 +47,7 @@ class Recording:
             events = list(effective_events(path))
         except OSError as error:
             raise TraceError(f"{path} cannot be read as an event log: {error}") from error
-        except msgspec.DecodeError as error:
+        except TraceError as error:
             raise TraceError(f"{path} is no whole event log: {error}") from error
         if not events:
             raise TraceError(f"{path} is an empty event log: it holds no event")
@@ -121,19 +119,19 @@ def follows(last: AnyEvent, event: AnyEvent) -> bool:
 
 
 def _check(located: Iterable[tuple[str, AnyEvent]]) -> None:
-    """Refuse a log with a line missing, or with tags that no run writes: DecodeError with file and line."""
+    """Refuse a log with a line missing, or with tags that no run writes: TraceError with file and line."""
     last: AnyEvent | None = None
     part = False
     for where, event in located:
         part = part or (isinstance(event, RunStarted) and event.part)
         if last is not None and not follows(last, event) and not (part and event.seq > last.seq):
-            raise msgspec.DecodeError(
+            raise TraceError(
                 f"{where}: event {event.seq} follows event {last.seq}; numbers go up by one, so a line is missing"
             )
         try:
             check_untyped(event)
-        except msgspec.DecodeError as error:
-            raise msgspec.DecodeError(f"{where}: {error}") from error
+        except TraceError as error:
+            raise TraceError(f"{where}: {error}") from error
         last = event
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from asyncrl.engine.errors import TraceError
 from asyncrl.engine.events.types import AnyEvent, Measured, Put
 from asyncrl.engine.records.keys import is_sample_key
 
@@ -42,18 +43,18 @@ class _Tags(msgspec.Struct):
 
 
 def check_untyped(event: AnyEvent) -> None:
-    """Refuse an event whose open fields hold what no run writes: DecodeError with event, group, tag and numbers."""
+    """Refuse an event whose open fields hold what no run writes: TraceError with event, group, tag and numbers."""
     match event:
         case Put():
             try:
                 _check_put(event)
-            except ValueError as error:  # A DecodeError and a ValidationError are ValueErrors.
-                raise msgspec.DecodeError(f"event {event.seq}, put of group {event.group}: {error}") from error
+            except ValueError as error:  # A ValidationError is one.
+                raise TraceError(f"event {event.seq}, put of group {event.group}: {error}") from error
         case Measured():
             try:
                 msgspec.convert(event.log_ratios, dict[str, tuple[_Number, _Number]])
             except msgspec.ValidationError as error:
-                raise msgspec.DecodeError(f"event {event.seq}, measured of batch {event.batch}: {error}") from error
+                raise TraceError(f"event {event.seq}, measured of batch {event.batch}: {error}") from error
 
 
 def _check_put(event: Put) -> None:

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
+from asyncrl.engine.errors import TraceError
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.log import effective_events, read_events
 from asyncrl.engine.events.segments import read_index, segment_files
@@ -22,7 +21,7 @@ def problems(path: Path) -> Iterator[str]:
     try:
         for event in read_events(path):
             yield from checks.apply(event)
-    except msgspec.DecodeError as error:
+    except TraceError as error:
         yield str(error)
         return
     yield from _miscounted(path)
@@ -35,7 +34,7 @@ def _index_problems(folder: Path) -> Iterator[str]:
     names = {file.name for file in segment_files(folder)}
     try:
         segments = read_index(folder).segments
-    except msgspec.DecodeError as error:
+    except TraceError as error:
         yield str(error)
         return
     for segment in segments:
@@ -72,7 +71,7 @@ class _Checks:
         self._last = event
         try:
             check_untyped(event)
-        except msgspec.DecodeError as error:
+        except TraceError as error:
             yield str(error)
 
     def at_end(self) -> Iterator[str]:

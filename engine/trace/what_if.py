@@ -31,10 +31,10 @@ from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.ending import DATA_EXHAUSTED, LIMIT_STEPS, first_cause
 from asyncrl.engine.trace.claims import judged_claims
 from asyncrl.engine.trace.difference import title
-from asyncrl.engine.trace.figures import Figures
 from asyncrl.engine.trace.forced_plane import ForcedPlane
 from asyncrl.engine.trace.machinery import Machinery, without_limits
 from asyncrl.engine.trace.recording import Recording
+from asyncrl.engine.trace.report import RunReport
 from asyncrl.filters import Chain, build_chain
 
 LIMIT = (
@@ -49,8 +49,8 @@ LIMIT = (
 class Answer:
     """Figures of the run as it was and as it would have been; `note` says what cut the second short."""
 
-    before: Figures
-    after: Figures
+    before: RunReport
+    after: RunReport
     events: Sequence[AnyEvent]
     note: str = ""
 
@@ -79,8 +79,8 @@ def what_if(recording: Recording, config: RunConfig, *, chain: Chain | None = No
         raise first_cause(group) from None
 
 
-def _as_it_was(recording: Recording) -> Figures:
-    figures = Figures()
+def _as_it_was(recording: Recording) -> RunReport:
+    figures = RunReport()
     for event in recording.events:
         try:
             figures.apply(event)
@@ -130,7 +130,7 @@ class _WhatIf:
         self._recording = recording
         self._config = config
         self._chain = chain
-        self._figures = Figures()
+        self._figures = RunReport()
         self._events: list[AnyEvent] = []
         self._outside = _outside(recording)
         self._plane = _Stream(config.rollout.group_size, _judged_groups(recording), before=self._bring_about)
@@ -157,7 +157,7 @@ class _WhatIf:
     def apply(self, event: AnyEvent) -> None:
         self._events.append(event)
 
-    async def run(self, before: Figures) -> Answer:
+    async def run(self, before: RunReport) -> Answer:
         await self._plane.start()
         ended = self._recording.ended
         whole = ended is not None and ended.reason == DATA_EXHAUSTED

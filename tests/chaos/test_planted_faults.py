@@ -13,7 +13,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from asyncrl.collectors.collector import Collector
 from asyncrl.engine.aio.outbox import Outbox
 from asyncrl.engine.aio.signal import Signal
-from asyncrl.engine.data_plane.base import Claim, DataPlane, Holding
+from asyncrl.engine.data_plane.base import Claim, DataPlane, Lease
 from asyncrl.engine.loop.batch import Batch, TrainedBatch
 from asyncrl.engine.loop.controller import Controller
 from asyncrl.engine.loop.front_end import FrontEnd
@@ -106,7 +106,7 @@ class SettlesTwice(Controller):
 class HoardingGroups(Groups):
     """Keys of settled groups stay in the plane, claimed for ever."""
 
-    async def _clear(self, groups: Sequence[GroupMeta], holding: Holding) -> None:
+    async def _clear(self, groups: Sequence[GroupMeta], lease: Lease) -> None:
         return None
 
 
@@ -237,7 +237,7 @@ class SharedClaims:
     async def claim(self, partition: str, consumer: str, **how: Any) -> Claim:
         claim = await self._plane.claim(partition, consumer, **how)
         rows = {group.row: claim.fence for group in claim.groups}
-        await self._plane.give_back(Holding(partition, consumer, rows))
+        await self._plane.give_back(Lease(partition, consumer, rows))
         return claim
 
 

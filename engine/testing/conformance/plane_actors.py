@@ -73,7 +73,7 @@ class ClaimerActor(PlaneActor):
             claim = await claim_groups(self.plane, partition, groups_per_claim, owner=owner)
             if claim.groups:
                 claim_s += time.perf_counter() - start
-                await self.plane.clear(partition, [k for g in claim.groups for k in g.keys], holding=claim.holding)
+                await self.plane.clear(partition, [k for g in claim.groups for k in g.keys], lease=claim.lease)
                 settled.extend(group.group for group in claim.groups)
                 continue
             counts = await self.plane.consumption(partition, "trainer")

@@ -13,8 +13,8 @@ import torch
 from anyio.from_thread import BlockingPortal
 from tensordict import TensorDict
 
-from asyncrl.engine.data_plane.base import Holding
-from asyncrl.engine.data_plane.codec import pack_row, row_parts
+from asyncrl.engine.data_plane.base import Lease
+from asyncrl.engine.data_plane.codec import encode_row, row_parts
 from asyncrl.engine.data_plane.payloads import PAYLOAD
 from asyncrl.engine.data_plane.rows import column_row_tags, group_row_tags
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
@@ -83,7 +83,7 @@ def test_a_row_seen_before_its_tags_is_passed_over(portal: BlockingPortal, plane
     async def main() -> None:
         client = plane._client
         meta = await client.async_kv_retrieve_meta([group.row], "p", create=True)
-        payload = pack_row(group.row, group.keys, contract_columns(group))
+        payload = encode_row(group.row, group.keys, contract_columns(group))
         nested = torch.nested.as_nested_tensor([payload], layout=torch.jagged)
         await client.storage_manager.put_data(TensorDict({PAYLOAD: nested}, batch_size=1), meta)
         await put_groups(plane, "p", [other])
@@ -106,8 +106,8 @@ def test_what_the_book_did_not_expect_is_an_error_with_the_operations_name(
     portal: BlockingPortal, plane: TransferQueuePlane
 ) -> None:
     """FOUND-I12: an error inside TransferQueue's controller came back as a KeyError without a name."""
-    with pytest.raises(DataPlaneError, match=r"held failed in the store: TypeError.*fences"):
-        portal.call(plane._control, "held", "p", {"partition": "p", "consumer": TRAINER})
+    with pytest.raises(DataPlaneError, match=r"leased failed in the store: TypeError.*fences"):
+        portal.call(plane._control, "leased", "p", {"partition": "p", "consumer": TRAINER})
 
 
 def test_a_partition_that_another_version_registered_is_named(portal: BlockingPortal) -> None:
@@ -129,14 +129,14 @@ def test_a_partition_that_another_version_registered_is_named(portal: BlockingPo
 def test_every_call_has_a_deadline_when_the_controller_hangs(portal: BlockingPortal, plane: TransferQueuePlane) -> None:
     group, late = contract_group(0), contract_group(1)
     hurried = TransferQueuePlane(plane._client, deadline_s=0.3, closer=lambda: None)
-    holding = Holding("p", TRAINER, {})
+    lease = Lease("p", TRAINER, {})
     calls: dict[str, Callable[[], Awaitable[Any]]] = {
         "register": lambda: hurried.register(contract_partition("other")),
         "put": lambda: hurried.put("p", late, contract_columns(late)),
         "claim": lambda: claim_groups(hurried, "p", 1, claim_id="lost"),
-        "give_back": lambda: hurried.give_back(holding),
-        "renew": lambda: hurried.renew(holding),
-        "held": lambda: hurried.held(holding),
+        "give_back": lambda: hurried.give_back(lease),
+        "renew": lambda: hurried.renew(lease),
+        "leased": lambda: hurried.leased(lease),
         "reap": lambda: hurried.reap("p", ["nobody"]),
         "read": lambda: hurried.read("p", group.keys, (TOKENS,)),
         "write": lambda: hurried.write("p", "adv", dict.fromkeys(group.keys, 1), writer="w"),
@@ -313,8 +313,8 @@ def test_a_clear_that_fails_half_way_leaves_nothing_ready_and_can_be_repeated(
         await put_groups(plane, "p", [group, other])
         claim = await claim_groups(plane, "p", 1)
         with pytest.raises(DataPlaneError, match="storage is away"):
-            await plane.clear("p", group.keys, holding=claim.holding)
-        await plane.give_back(claim.holding)
+            await plane.clear("p", group.keys, lease=claim.lease)
+        await plane.give_back(claim.lease)
         assert await plane.keys("p") == list(other.keys)
         assert rows_of(await claim_groups(plane, "p")) == [other.row]
         await plane.clear("p", (*group.keys, *other.keys))

@@ -1,6 +1,6 @@
 """Claims: order, owners, numbers, what is given back and what is lost."""
 
-from asyncrl.engine.data_plane.base import Consumption, DataPlane, Holding
+from asyncrl.engine.data_plane.base import Consumption, DataPlane, Lease
 from asyncrl.engine.errors import ClaimLost, MissingRows
 from asyncrl.engine.testing.conformance.plane_contract.groups import (
     TRAINER,
@@ -50,7 +50,7 @@ async def the_same_claim_id_gives_the_same_claim(plane: DataPlane) -> None:
     await put_groups(plane, "idempotent", [contract_group(n) for n in range(3)])
     first = await claim_groups(plane, "idempotent", 2, claim_id="once")
     assert await claim_groups(plane, "idempotent", 2, claim_id="once") == first
-    await plane.clear("idempotent", first.groups[0].keys, holding=first.holding)
+    await plane.clear("idempotent", first.groups[0].keys, lease=first.lease)
     again = await claim_groups(plane, "idempotent", 2, claim_id="once")
     assert (again.fence, again.groups) == (first.fence, first.groups[1:])
     assert rows_of(await claim_groups(plane, "idempotent", claim_id="twice")) == ["v0_p2"]
@@ -60,16 +60,16 @@ async def what_is_given_back_is_ready_again_under_a_new_fence(plane: DataPlane) 
     await plane.register(contract_partition("give_back"))
     await put_groups(plane, "give_back", [contract_group(n) for n in range(3)])
     first = await claim_groups(plane, "give_back")
-    part = Holding("give_back", TRAINER, {"v0_p1": first.fence})
+    part = Lease("give_back", TRAINER, {"v0_p1": first.fence})
     await plane.give_back(part)
-    assert await plane.held(first.holding) == {"v0_p0", "v0_p2"}
+    assert await plane.leased(first.lease) == {"v0_p0", "v0_p2"}
     second = await claim_groups(plane, "give_back")
     assert rows_of(second) == ["v0_p1"]
     assert second.fence > first.fence
     # Given back a second time, by one who no longer holds it: ignored.
     await plane.give_back(part)
-    assert await plane.held(second.holding) == {"v0_p1"}
-    assert await plane.held(part) == frozenset()
+    assert await plane.leased(second.lease) == {"v0_p1"}
+    assert await plane.leased(part) == frozenset()
 
 
 async def a_reaped_owner_holds_nothing_and_others_keep_theirs(plane: DataPlane) -> None:
@@ -79,8 +79,8 @@ async def a_reaped_owner_holds_nothing_and_others_keep_theirs(plane: DataPlane) 
     living = await claim_groups(plane, "reap", 1, owner="living")
     assert sorted(await plane.reap("reap", ["dead"])) == ["v0_p0", "v0_p1"]
     assert await plane.reap("reap", ["dead"]) == []
-    assert await plane.held(dead.holding) == frozenset()
-    assert await plane.held(living.holding) == {"v0_p2"}
+    assert await plane.leased(dead.lease) == frozenset()
+    assert await plane.leased(living.lease) == {"v0_p2"}
     # The dead owner's calls, answered late: they take nothing.
     for claim_id in ("dead/0", "dead/1"):
         await refused(ClaimLost, claim_groups(plane, "reap", 2, owner="dead", claim_id=claim_id), "dead", "reap")
@@ -93,23 +93,23 @@ async def a_claim_lost_to_another_owner_clears_nothing_and_renews_nothing(plane:
     await put_groups(plane, "fence", groups)
     lost = await claim_groups(plane, "fence", 1, owner="zombie")
     kept = await claim_groups(plane, "fence", 1, owner="zombie")
-    await plane.give_back(lost.holding)
+    await plane.give_back(lost.lease)
     taken = await claim_groups(plane, "fence", 1, owner="heir")
-    both = Holding("fence", TRAINER, {**lost.holding.fences, **kept.holding.fences})
+    both = Lease("fence", TRAINER, {**lost.lease.fences, **kept.lease.fences})
     keys = [key for group in groups for key in group.keys]
-    await refused(ClaimLost, plane.clear("fence", keys, holding=both), "v0_p0")
+    await refused(ClaimLost, plane.clear("fence", keys, lease=both), "v0_p0")
     await refused(ClaimLost, plane.renew(both), "v0_p0")
-    # A holding that does not name the group is as lost as an old one.
-    await refused(ClaimLost, plane.clear("fence", groups[0].keys, holding=kept.holding), "v0_p0")
+    # A lease that does not name the group is as lost as an old one.
+    await refused(ClaimLost, plane.clear("fence", groups[0].keys, lease=kept.lease), "v0_p0")
     assert sorted(await plane.keys("fence")) == sorted(keys)
-    assert await plane.held(taken.holding) == {"v0_p0"}
+    assert await plane.leased(taken.lease) == {"v0_p0"}
     assert len(await read_one(plane, "fence", groups[1])) == 2
-    await plane.renew(taken.holding)
-    await plane.clear("fence", groups[0].keys, holding=taken.holding)
-    await plane.clear("fence", groups[1].keys, holding=kept.holding)
+    await plane.renew(taken.lease)
+    await plane.clear("fence", groups[0].keys, lease=taken.lease)
+    await plane.clear("fence", groups[1].keys, lease=kept.lease)
     assert await plane.keys("fence") == []
     # What is cleared already can be cleared again under the old numbers.
-    await plane.clear("fence", keys, holding=both)
+    await plane.clear("fence", keys, lease=both)
 
 
 async def claimed_rows_stay_readable_until_cleared(plane: DataPlane) -> None:
@@ -118,7 +118,7 @@ async def claimed_rows_stay_readable_until_cleared(plane: DataPlane) -> None:
     await put_groups(plane, "readable", [group])
     claim = await claim_groups(plane, "readable")
     assert len(await read_one(plane, "readable", group)) == 2
-    await plane.clear("readable", group.keys, holding=claim.holding)
+    await plane.clear("readable", group.keys, lease=claim.lease)
     await refused(MissingRows, read_one(plane, "readable", group), group.keys[0])
 
 

@@ -54,9 +54,9 @@ async def a_group_with_a_cleared_key_is_never_claimed(plane: DataPlane) -> None:
     assert await plane.consumption("torn", TRAINER) == Consumption(ready=1, claimed=0)
     claim = await claim_groups(plane, "torn")
     assert rows_of(claim) == ["v0_p1"]
-    await plane.clear("torn", groups[1].keys[:1], holding=claim.holding)
+    await plane.clear("torn", groups[1].keys[:1], lease=claim.lease)
     assert await plane.consumption("torn", TRAINER) == Consumption(ready=0, claimed=1)
-    await plane.give_back(claim.holding)
+    await plane.give_back(claim.lease)
     assert (await claim_groups(plane, "torn")).groups == ()
 
 
@@ -68,9 +68,9 @@ async def concurrent_clears_take_their_own_groups_only(plane: DataPlane) -> None
     claim = await claim_groups(plane, "drops")
     async with anyio.create_task_group() as tasks:
         for group in (b, a):
-            tasks.start_soon(lambda keys: plane.clear("drops", keys, holding=claim.holding), group.keys)
+            tasks.start_soon(lambda keys: plane.clear("drops", keys, lease=claim.lease), group.keys)
     assert sorted(await plane.keys("drops")) == sorted((*c.keys, *d.keys))
-    await plane.give_back(claim.holding)
+    await plane.give_back(claim.lease)
     assert rows_of(await claim_groups(plane, "drops")) == [c.row, d.row]
     assert [v[0].item() for v in await read_one(plane, "drops", d)] == [3, 3]
 
@@ -90,7 +90,7 @@ async def puts_claims_and_clears_at_once_lose_nothing_and_repeat_nothing(plane: 
             seen.extend(group.group for group in claim.groups)
             for group in claim.groups:
                 assert [v[0].item() for v in await read_one(plane, "churn", group)] == [group.group] * 2
-                await plane.clear("churn", group.keys, holding=claim.holding)
+                await plane.clear("churn", group.keys, lease=claim.lease)
             await anyio.sleep(0.001)
 
     async with anyio.create_task_group() as tasks:

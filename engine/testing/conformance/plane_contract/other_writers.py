@@ -60,7 +60,7 @@ async def rows_of_other_writers_are_passed_over_counted_and_named(plane: DataPla
     assert (await plane.read("strangers", group.keys, ("adv",)))["adv"] == [1, 1]
     await refused(MissingRows, plane.read("strangers", ["v0_p5_g0"], (TOKENS,)), "v0_p5_g0")
     # Of what others left nothing is taken away, or overwritten.
-    await plane.clear("strangers", group.keys, holding=claim.holding)
+    await plane.clear("strangers", group.keys, lease=claim.lease)
     assert (await plane.consumption("strangers", TRAINER)).passed_over == len(strange)
     await refused(DataPlaneError, put_groups(plane, "strangers", [contract_group(5)]), "v0_p5", "another writer")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from asyncrl.engine.data_plane.base import DataPlane, Holding
+from asyncrl.engine.data_plane.base import DataPlane, Lease
 from asyncrl.engine.errors import DataPlaneError
 from asyncrl.engine.testing.conformance.plane_contract.groups import (
     TOKENS,
@@ -46,14 +46,14 @@ async def a_partition_is_told_as_it_was_registered(plane: DataPlane) -> None:
 async def unknown_partitions_and_consumers_are_errors(plane: DataPlane) -> None:
     await plane.register(contract_partition("known"))
     group = contract_group(0)
-    holding = Holding("unknown", TRAINER, {group.row: 1})
+    lease = Lease("unknown", TRAINER, {group.row: 1})
     calls: Mapping[str, Callable[[], Awaitable[Any]]] = {
         "partition": lambda: plane.partition("unknown"),
         "put": lambda: plane.put("unknown", group, contract_columns(group)),
         "claim": lambda: claim_groups(plane, "unknown"),
-        "give_back": lambda: plane.give_back(holding),
-        "renew": lambda: plane.renew(holding),
-        "held": lambda: plane.held(holding),
+        "give_back": lambda: plane.give_back(lease),
+        "renew": lambda: plane.renew(lease),
+        "leased": lambda: plane.leased(lease),
         "reap": lambda: plane.reap("unknown", ["owner"]),
         "read": lambda: plane.read("unknown", group.keys, (TOKENS,)),
         "write": lambda: plane.write("unknown", "adv", {group.keys[0]: 1}, writer="w"),

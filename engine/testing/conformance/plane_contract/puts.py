@@ -63,12 +63,12 @@ async def a_row_put_again_after_its_clear_is_a_new_row(plane: DataPlane) -> None
     group = contract_group(0)
     await put_groups(plane, "again", [group])
     old = await claim_groups(plane, "again")
-    await plane.clear("again", group.keys, holding=old.holding)
+    await plane.clear("again", group.keys, lease=old.lease)
     await put_groups(plane, "again", [group])
-    assert await plane.held(old.holding) == frozenset()
+    assert await plane.leased(old.lease) == frozenset()
     new = await claim_groups(plane, "again")
     assert rows_of(new) == [group.row]
-    await refused(ClaimLost, plane.clear("again", group.keys, holding=old.holding), group.row)
+    await refused(ClaimLost, plane.clear("again", group.keys, lease=old.lease), group.row)
     assert len(await read_one(plane, "again", group)) == 2
 
 
@@ -78,7 +78,7 @@ async def a_row_put_twice_is_refused_and_the_first_stays(plane: DataPlane) -> No
     await put_groups(plane, "doubled", [group])
     claim = await claim_groups(plane, "doubled")
     await refused(DataPlaneError, plane.put("doubled", group, {TOKENS: [torch.zeros(9)] * 2}), group.row)
-    assert await plane.held(claim.holding) == {group.row}
+    assert await plane.leased(claim.lease) == {group.row}
     assert [v.tolist() for v in await read_one(plane, "doubled", group)] == [[0, 0], [0, 1, 0]]
 
 
@@ -178,7 +178,7 @@ async def a_claimer_cannot_change_the_store_by_its_copy(plane: DataPlane) -> Non
     first = await claim_groups(plane, "copies")
     first.groups[0].tags["reward"][1] = 99.0
     (await read_one(plane, "copies", group))[1].fill_(99)
-    await plane.give_back(first.holding)
+    await plane.give_back(first.lease)
     assert (await claim_groups(plane, "copies")).groups[0].rewards == (0.0, 1.0)
     assert torch.stack(await read_one(plane, "copies", group)).tolist() == [[0, 0], [0, 0]]
 
@@ -267,7 +267,7 @@ async def a_full_store_refuses_and_keeps_nothing_until_there_is_room(plane: Data
     await refused(DataPlaneError, put_groups(plane, "full", groups[:1]), groups[0].row)
     assert [v[0].item() for v in await read_one(plane, "full", groups[0])] == [0, 0]
     claim = await claim_groups(plane, "full", 1)
-    await plane.clear("full", groups[0].keys, holding=claim.holding)
+    await plane.clear("full", groups[0].keys, lease=claim.lease)
     await put_groups(plane, "full", groups[2:])
     assert [v[0].item() for v in await read_one(plane, "full", groups[2])] == [2, 2]
     await plane.clear("full", await plane.keys("full"))

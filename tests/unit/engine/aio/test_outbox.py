@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import pytest
 
-from asyncrl.engine.aio.outbox import Outbox
+from asyncrl.engine.aio.outbox import Outbox, OutboxStatistics
 from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.records.message import Served
 
@@ -89,5 +89,20 @@ def test_an_error_wakes_a_waiting_poll() -> None:
             await anyio.sleep(1)
             box.fail(ZeroDivisionError())
         assert virtual_clock() == 1.0
+
+    run_virtual(main)
+
+
+def test_an_outbox_says_what_waits_in_it() -> None:
+    async def main() -> None:
+        box = Outbox()
+        box.post(Served(0))
+        box.post(Served(1))
+        assert box.statistics() == OutboxStatistics(unread=2, tasks_waiting=0)
+        assert await box.after(1, 1.0) == [(2, Served(1))]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(box.after, 2, 10.0)
+            await anyio.sleep(1)
+            assert box.statistics() == OutboxStatistics(unread=0, tasks_waiting=1)
 
     run_virtual(main)

@@ -13,7 +13,7 @@ def test_all_waiters_wake_when_their_own_condition_holds() -> None:
         signal, state, woke = Signal(), {"n": 0}, dict[int, float]()
 
         async def wait(until: int) -> None:
-            await signal.wait_for(lambda: state["n"] >= until, timeout_s=100, what="n")
+            await signal.wait_for(lambda: state["n"] >= until, timeout_s=100, what=lambda: "n")
             woke[until] = virtual_clock()
 
         async with anyio.create_task_group() as tasks:
@@ -30,7 +30,7 @@ def test_all_waiters_wake_when_their_own_condition_holds() -> None:
 
 def test_a_condition_that_holds_already_needs_no_notice() -> None:
     async def main() -> None:
-        await Signal().wait_for(lambda: True, timeout_s=1, what="nothing")
+        await Signal().wait_for(lambda: True, timeout_s=1, what=lambda: "nothing")
         assert await Signal().wait_at_most(lambda: True, 0.0)
         assert virtual_clock() == 0.0
 
@@ -40,8 +40,43 @@ def test_a_condition_that_holds_already_needs_no_notice() -> None:
 def test_a_wait_that_is_too_long_says_for_what_and_how_long() -> None:
     async def main() -> None:
         with pytest.raises(Overdue, match=r"a batch: nothing for 2\.5 s"):
-            await Signal().wait_for(lambda: False, timeout_s=2.5, what="a batch")
+            await Signal().wait_for(lambda: False, timeout_s=2.5, what=lambda: "a batch")
         assert virtual_clock() == 2.5
+
+    run_virtual(main)
+
+
+def test_the_text_of_a_time_out_tells_of_its_own_moment() -> None:
+    async def main() -> None:
+        state = {"n": 0}
+        async with anyio.create_task_group() as tasks:
+
+            async def change() -> None:
+                await anyio.sleep(1)
+                state["n"] = 7
+
+            tasks.start_soon(change)
+            with pytest.raises(Overdue, match="n is 7"):
+                await Signal().wait_for(lambda: False, timeout_s=2, what=lambda: f"n is {state['n']}")
+
+    run_virtual(main)
+
+
+def test_a_wait_without_a_deadline_ends_with_its_condition_and_is_counted_while_it_lasts() -> None:
+    async def main() -> None:
+        signal, held = Signal(), list[float]()
+        async with anyio.create_task_group() as tasks:
+
+            async def wait() -> None:
+                await signal.wait_until(lambda: bool(held))
+                assert virtual_clock() == 1e4
+
+            tasks.start_soon(wait)
+            await anyio.sleep(1e4)
+            assert signal.statistics().tasks_waiting == 1
+            held.append(1.0)
+            signal.notify()
+        assert signal.statistics().tasks_waiting == 0
 
     run_virtual(main)
 

@@ -152,7 +152,7 @@ def test_an_interruption_does_not_wait_for_the_refill_of_a_batch_that_is_handed_
             rollout__max_staleness=2, collector__group_timeout_s=900.0, filters=[{"name": "dynamic_sampling"}]
         ),
         generators=[FakeGenerator(seconds=lambda call: next(calls, HANG_S))],
-        wrap=lambda plane: cast("DataPlane", FaultyPlane(plane, {"held": lambda call: anyio.sleep(0.3)})),
+        wrap=lambda plane: cast("DataPlane", FaultyPlane(plane, {"leased": lambda call: anyio.sleep(0.3)})),
         beside=beside,
     )
     assert outcome.ledger.by_reason("dropped")["stale"] == 8

@@ -73,7 +73,7 @@ def test_a_filter_that_raises_ends_the_run_with_its_error_and_name(nth: int) -> 
     assert clean(outcome)
 
 
-@pytest.mark.parametrize("operation", ["put", "claim", "read", "clear", "held"])
+@pytest.mark.parametrize("operation", ["put", "claim", "read", "clear", "leased"])
 @pytest.mark.parametrize("number", [1, 4])
 def test_an_operation_of_the_data_plane_that_raises_ends_the_run_with_its_error(operation: str, number: int) -> None:
     """E2, E6: also in the middle of a settlement."""
@@ -281,7 +281,7 @@ def test_with_refill_a_group_that_falls_out_at_hand_off_is_replaced_while_the_ne
         simulated_config(run__steps=8, filters=[{"name": "dynamic_sampling", "max_attempts": 9}]),
         generators=[FakeGenerator(seconds=lambda call: 1.0 + call % 3)],
         beside=tighten,
-        wrap=lambda plane: cast("DataPlane", FaultyPlane(plane, {"held": lambda call: anyio.sleep(0.3)})),
+        wrap=lambda plane: cast("DataPlane", FaultyPlane(plane, {"leased": lambda call: anyio.sleep(0.3)})),
     )
     assert (outcome.ending.code, outcome.ending.reason) == (0, "step limit reached")
     assert outcome.ledger.by_reason("dropped")["stale"] >= 4

@@ -40,7 +40,7 @@ def steal(plane: DataPlane, *calls: int, back: bool = False) -> Callable[[int], 
         )
         assert len(claim.groups) == 1
         if back:
-            await plane.give_back(claim.holding)
+            await plane.give_back(claim.lease)
 
     return lambda call: take(call) if call in calls else None
 
@@ -55,9 +55,9 @@ def test_a_driver_that_renews_its_claims_keeps_them() -> None:
                 PARTITION, CONSUMER, columns=COLUMNS, max_groups=9, owner="rival", claim_id=f"rival/{len(taken)}"
             )
             taken.append(len([group for group in claim.groups if group.group in held]))
-            await plane.give_back(claim.holding)
+            await plane.give_back(claim.lease)
 
-        return cast("DataPlane", FaultyPlane(plane, {"held": ask, "clear": ask}))
+        return cast("DataPlane", FaultyPlane(plane, {"leased": ask, "clear": ask}))
 
     held: set[int] = set()
     config = simulated_config(data_plane__lease_s=LEASE_S, rollout__max_staleness=2, run__steps=8)
@@ -83,7 +83,7 @@ def test_a_lease_that_runs_out_under_the_only_driver_costs_nothing() -> None:
 
 def test_what_another_owner_took_is_dropped_as_lost_and_the_run_goes_on() -> None:
     """FOUND-C4: counted, and its keys are the other owner's; a replay drops the same at hand-off."""
-    outcome = run(lambda plane: {"held": steal(plane, 2, 4)})
+    outcome = run(lambda plane: {"leased": steal(plane, 2, 4)})
     assert outcome.ledger.by_reason("dropped")["lease_lost"] == 8
     assert replay(recording_of(outcome)).difference is None
 
@@ -94,7 +94,7 @@ def test_what_another_owner_takes_while_it_is_trained_stays_trained() -> None:
     assert outcome.ledger.trained == 8 * 8
 
 
-@pytest.mark.parametrize("operation", ["held", "clear"])
+@pytest.mark.parametrize("operation", ["leased", "clear"])
 def test_what_another_owner_gave_back_is_not_judged_a_second_time(operation: str) -> None:
     """FOUND-C4: a claim brings a group that has its fate, or is under way; once a KeyError."""
     outcome = run(lambda plane: {operation: steal(plane, 2, 4, back=True)})

@@ -46,8 +46,8 @@ class Desk:
         )
         return dict.fromkeys(reply["rows"], reply["fence"])
 
-    def held(self, fences: Mapping[str, int], consumer: str = "a") -> list[str]:
-        return self.book.held(self.rows, "p", consumer, fences)
+    def leased(self, fences: Mapping[str, int], consumer: str = "a") -> list[str]:
+        return self.book.leased(self.rows, "p", consumer, fences)
 
 
 def test_a_lease_expires_only_after_its_time_and_a_renewal_pushes_it_out() -> None:
@@ -55,17 +55,17 @@ def test_a_lease_expires_only_after_its_time_and_a_renewal_pushes_it_out() -> No
     row = desk.put(0)
     fences = desk.claim(1, "first")
     desk.now = LEASE_S
-    assert desk.held(fences) == [row]
+    assert desk.leased(fences) == [row]
     desk.book.renew(desk.rows, "p", "a", fences)
     desk.now = 2 * LEASE_S
     assert desk.claim(1, "second", owner="heir") == {}
     desk.now += 0.1
     taken = desk.claim(1, "third", owner="heir")
     assert list(taken) == [row]
-    assert desk.held(fences) == []
+    assert desk.leased(fences) == []
     with pytest.raises(ClaimLost, match=row):
         desk.book.renew(desk.rows, "p", "a", fences)
-    assert desk.held(taken) == [row]
+    assert desk.leased(taken) == [row]
 
 
 def test_an_expired_claim_stands_until_another_owner_takes_its_group() -> None:
@@ -75,7 +75,7 @@ def test_an_expired_claim_stands_until_another_owner_takes_its_group() -> None:
     fences = desk.claim(2, "first")
     desk.now = LEASE_S + 0.1
     assert desk.claim(2, "second") == {}
-    assert desk.held(fences) == rows
+    assert desk.leased(fences) == rows
     assert desk.book.consumption(desk.rows, "p", "a") == {"ready": 2, "claimed": 0, "passed_over": 0}
     desk.book.renew(desk.rows, "p", "a", fences)
     assert desk.claim(2, "third", owner="heir") == {}
@@ -91,7 +91,7 @@ def test_a_row_that_the_store_lost_is_not_held() -> None:
     row = desk.put(0)
     fences = desk.claim(1, "first")
     del desk.rows[row]
-    assert desk.held(fences) == []
+    assert desk.leased(fences) == []
     assert desk.book.consumption(desk.rows, "p", "a") == {"ready": 0, "claimed": 0, "passed_over": 0}
 
 
@@ -222,9 +222,9 @@ class Claimers(RuleBasedStateMachine):
     @invariant()
     def each_row_is_held_by_its_one_holder_and_keys_are_what_is_not_cleared(self) -> None:
         for (consumer, row), (_, fence, _) in self.holders.items():
-            assert self.desk.held({row: fence}, consumer) == ([row] if self.live(consumer, row) else [])
+            assert self.desk.leased({row: fence}, consumer) == ([row] if self.live(consumer, row) else [])
         for consumer, row, fence in self.stale:
-            assert self.desk.held({row: fence}, consumer) == []
+            assert self.desk.leased({row: fence}, consumer) == []
         for consumer in "ab":
             counts = self.desk.book.consumption(self.desk.rows, "p", consumer)
             held = [row for row in self.desk.rows if self.safe(consumer, row)]

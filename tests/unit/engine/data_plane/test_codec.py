@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.engine.data_plane.codec import from_wire, pack_row, pad_rows, response_slice, to_wire, unpack_row
+from asyncrl.engine.data_plane.codec import decode_row, encode_row, from_wire, pad_rows, response_slice, to_wire
 from asyncrl.engine.data_plane.rows import assemble
 from asyncrl.engine.errors import DataPlaneError, MissingRows
 from asyncrl.engine.testing.conformance.plane_contract import same_bits
@@ -148,7 +148,7 @@ def test_a_packed_row_comes_back_bit_by_bit(data: st.DataObject) -> None:
             columns[f"tensors{number}"].append(value.reshape(shape))
     columns["objects"] = [data.draw(_OBJECTS) for _ in range(size)]
     keys = [f"v0_p0_g{i}" for i in range(size)]
-    got_keys, values = unpack_row(pack_row("v0_p0", keys, columns), "v0_p0", [*columns, "absent"])
+    got_keys, values = decode_row(encode_row("v0_p0", keys, columns), "v0_p0", [*columns, "absent"])
     assert got_keys == keys
     assert sorted(values) == sorted(columns)
     for name, column in columns.items():
@@ -160,15 +160,15 @@ def test_a_packed_row_comes_back_bit_by_bit(data: st.DataObject) -> None:
 
 
 def test_a_recycled_slot_is_noticed() -> None:
-    buffer = pack_row("v0_p1", ["v0_p1_g0"], {"x": [torch.ones(1)]})
+    buffer = encode_row("v0_p1", ["v0_p1_g0"], {"x": [torch.ones(1)]})
     with pytest.raises(MissingRows, match=r"v0_p0.*v0_p1"):
-        unpack_row(buffer, "v0_p0", ["x"])
+        decode_row(buffer, "v0_p0", ["x"])
 
 
 def _damaged() -> Iterator[tuple[str, torch.Tensor]]:
     """Packed rows that another writer made, or that broke off, with a word of what is wrong."""
     keys = ["v0_p0_g0", "v0_p0_g1"]
-    whole = pack_row("v0_p0", keys, {"x": [torch.ones(3), torch.ones(2)]})
+    whole = encode_row("v0_p0", keys, {"x": [torch.ones(3), torch.ones(2)]})
     good: dict[str, Any] = {"dtype": "float32", "shapes": [[3], [2]], "at": 0, "bytes": 20}
     for size in (0, 7, 8, 40, whole.numel() - 16):
         yield "", whole[:size]
@@ -200,23 +200,23 @@ def test_bytes_that_are_not_what_their_header_says_are_refused_with_the_rows_nam
     for copy in (False, True):
         for word, buffer in _damaged():
             with pytest.raises(DataPlaneError, match=f"v0_p0.*{word}"):
-                unpack_row(buffer, "v0_p0", ["x"], copy=copy)
+                decode_row(buffer, "v0_p0", ["x"], copy=copy)
 
 
 def test_bytes_of_other_keys_than_the_rows_are_refused() -> None:
     """FOUND-I12: they would stand in for what another row holds."""
-    buffer = pack_row("v0_p0#adv#rank0", ["v0_p1_g0"], {"adv": [1]})
+    buffer = encode_row("v0_p0#adv#rank0", ["v0_p1_g0"], {"adv": [1]})
     with pytest.raises(DataPlaneError, match=r"v0_p0#adv#rank0.*v0_p1_g0"):
         assemble(["v0_p1_g0"], ["adv"], {"v0_p0#adv#rank0": buffer})
-    buffer = pack_row("v0_p0", ["v0_p0_g0"], {"x": [1]})
+    buffer = encode_row("v0_p0", ["v0_p0_g0"], {"x": [1]})
     for key, column in (("v0_p0_g1", "x"), ("v0_p0_g0", "y")):
         with pytest.raises(MissingRows, match=f"{key}.*{column}"):
             assemble([key], [column], {"v0_p0": buffer})
 
 
 def test_a_read_tensor_does_not_keep_the_whole_row_alive() -> None:
-    buffer = pack_row("v0_p0", ["v0_p0_g0"], {"big": [torch.zeros(10_000)], "small": [torch.ones(1)]})
-    _, values = unpack_row(buffer, "v0_p0", ["small"])
+    buffer = encode_row("v0_p0", ["v0_p0_g0"], {"big": [torch.zeros(10_000)], "small": [torch.ones(1)]})
+    _, values = decode_row(buffer, "v0_p0", ["small"])
     assert values["small"][0].untyped_storage().nbytes() == 4
 
 
@@ -236,4 +236,4 @@ def test_a_read_tensor_does_not_keep_the_whole_row_alive() -> None:
 )
 def test_what_would_not_come_back_as_it_is_cannot_be_packed(values: list[Any]) -> None:
     with pytest.raises(TypeError, match=r"v0_p0: column 'odd'"):
-        pack_row("v0_p0", ["v0_p0_g0", "v0_p0_g1"], {"odd": values})
+        encode_row("v0_p0", ["v0_p0_g0", "v0_p0_g1"], {"odd": values})

@@ -37,7 +37,7 @@ def test_calls_keys_bytes_seconds_and_status_are_counted_by_operation() -> None:
 
         slow = FaultyPlane(
             LocalPlane(clock=virtual_clock),
-            {"put": lambda n: anyio.sleep(2), "held": lambda n: overdue()},
+            {"put": lambda n: anyio.sleep(2), "leased": lambda n: overdue()},
         )
         plane = ObservedPlane(slow, clock=virtual_clock, callback=seen.append)
         await plane.register(contract_partition("p"))
@@ -49,8 +49,8 @@ def test_calls_keys_bytes_seconds_and_status_are_counted_by_operation() -> None:
         with pytest.raises(MissingRows):
             await plane.read("p", groups[0].keys, ("nothing",))
         with pytest.raises(Overdue):
-            await plane.held(claim.holding)
-        await plane.clear("p", groups[0].keys, holding=claim.holding)
+            await plane.leased(claim.lease)
+        await plane.clear("p", groups[0].keys, lease=claim.lease)
         assert len(await plane.keys("p")) == 2
         stats = plane.snapshot()
         assert "claim" not in before
@@ -61,14 +61,14 @@ def test_calls_keys_bytes_seconds_and_status_are_counted_by_operation() -> None:
         assert (stats["claim"].keys, stats["claim"].bytes) == (2, 0)
         assert stats["read"].status == {"ok": 1, "error": 1, "timeout": 0}
         assert (stats["read"].calls, stats["read"].bytes) == (2, 20)
-        assert stats["held"].status == {"ok": 0, "error": 0, "timeout": 1}
-        assert stats["held"].seconds == 3.0
+        assert stats["leased"].status == {"ok": 0, "error": 0, "timeout": 1}
+        assert stats["leased"].seconds == 3.0
         assert (stats["clear"].keys, stats["keys"].keys) == (2, 2)
         await plane.close()
 
     run_virtual(main)
     assert [o.operation for o in seen] == [
-        "register", "put", "put", "claim", "read", "read", "held", "clear", "keys", "close",
+        "register", "put", "put", "claim", "read", "read", "leased", "clear", "keys", "close",
     ]  # fmt: skip
     assert seen[1] == Observation("put", "p", keys=2, bytes=20, seconds=2.0, status="ok")
 

@@ -53,7 +53,7 @@ def test_dropping_a_during_the_slow_drop_of_b_leaves_c_and_d() -> None:
             tasks.start_soon(partial(drop, a, 1))
         assert groups.claimed(range(9)) == [c, d]
         assert await inner.keys("p") == [*c.keys, *d.keys]
-        assert await inner.held(groups.holding([c, d])) == {c.row, d.row}
+        assert await inner.leased(groups.lease([c, d])) == {c.row, d.row}
         assert ledger.by_reason("dropped") == {"test": 4}
 
     run_virtual(main)
@@ -74,10 +74,10 @@ def test_a_clear_that_raises_does_not_make_its_group_ready() -> None:
         await put_groups(inner, "p", [a, b])
         claim = await claim_groups(inner, "p", 1)
         with pytest.raises(DataPlaneError, match="away"):
-            await plane.clear("p", a.keys, holding=claim.holding)
+            await plane.clear("p", a.keys, lease=claim.lease)
         assert await inner.consumption("p", TRAINER) == Consumption(ready=1, claimed=1)
         assert rows_of(await claim_groups(inner, "p")) == [b.row]
-        await plane.clear("p", a.keys, holding=claim.holding)
+        await plane.clear("p", a.keys, lease=claim.lease)
         assert await inner.keys("p") == list(b.keys)
 
     run_virtual(main)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncrl.engine.errors import TraceError
 from asyncrl.engine.events import types
 from asyncrl.engine.events.log import EventLog, read_events
 from asyncrl.engine.events.types import AnyEvent, Put, RunEnded, unwritten, written
@@ -115,7 +116,7 @@ def test_a_bad_line_in_the_middle_raises(tmp_path: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     for bad in (b'{"type": "put"}\n', b'{"type": "unheard_of"}\n', lines[1][:20] + b"\n"):
         path.write_bytes(lines[0] + bad + lines[2])
-        with pytest.raises(msgspec.DecodeError):
+        with pytest.raises(TraceError):
             list(read_events(path))
 
 
@@ -124,7 +125,7 @@ def test_a_bad_line_is_named_by_file_and_line(tmp_path: Path) -> None:
     write(path, ONE_OF_EACH[:3])
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + b'{"type": "put"}\n' + lines[2])
-    with pytest.raises(msgspec.DecodeError, match=r"events\.jsonl, line 2: .*group"):
+    with pytest.raises(TraceError, match=r"events\.jsonl, line 2: .*group"):
         list(read_events(path))
 
 
@@ -137,7 +138,7 @@ def test_a_log_of_a_newer_schema_is_refused_with_both_numbers(tmp_path: Path) ->
         b'{"type":"run_started","schema":%d}' % newer,
     ):
         path.write_bytes(line + b"\n")
-        with pytest.raises(msgspec.DecodeError, match=f"schema {newer}, and this asyncrl reads up to {types.SCHEMA}"):
+        with pytest.raises(TraceError, match=f"schema {newer}, and this asyncrl reads up to {types.SCHEMA}"):
             list(read_events(path))
 
 

@@ -42,7 +42,7 @@ def test_a_second_writer_is_refused_and_changes_nothing(tmp_path: Path, threaded
 def test_what_cannot_be_opened_keeps_no_lock(tmp_path: Path) -> None:
     line = msgspec.json.encode(RunStarted(seq=1, schema=SCHEMA + 1, config={}, software={})) + b"\n"
     (tmp_path / "events.jsonl").write_bytes(line)
-    with pytest.raises(msgspec.DecodeError):
+    with pytest.raises(TraceError):
         opened(tmp_path)
     LogLock(tmp_path / "events.jsonl").release()
 

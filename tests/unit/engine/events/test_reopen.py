@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from asyncrl.engine.errors import TraceError
 from asyncrl.engine.events.log import EventLog, read_events
 from asyncrl.engine.events.segments import read_index, segment_files
 from asyncrl.engine.events.types import SCHEMA, AnyEvent, Checkpointed, GroupFailed, RunEnded, RunStarted
@@ -73,7 +74,7 @@ def test_a_log_of_a_newer_schema_is_not_written_to(tmp_path: Path) -> None:
     plain = (tmp_path / "plain.jsonl").read_bytes()
     for lines in (newer, newer + plain, plain + newer + plain):
         path.write_bytes(lines)
-        with pytest.raises(msgspec.DecodeError, match=f"schema {SCHEMA + 1}, and this asyncrl reads up to {SCHEMA}"):
+        with pytest.raises(TraceError, match=f"schema {SCHEMA + 1}, and this asyncrl reads up to {SCHEMA}"):
             opened(path)
         assert path.read_bytes() == lines
 
@@ -81,7 +82,7 @@ def test_a_log_of_a_newer_schema_is_not_written_to(tmp_path: Path) -> None:
 def test_a_file_that_is_no_log_is_not_written_to(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"my notes\n")
-    with pytest.raises(msgspec.DecodeError, match=r"events\.jsonl holds a line that is no event"):
+    with pytest.raises(TraceError, match=r"events\.jsonl holds a line that is no event"):
         opened(path)
     assert path.read_bytes() == b"my notes\n"
 

@@ -24,9 +24,9 @@ from asyncrl.engine.events.types import (
     StepEnded,
     StepStarted,
 )
-from asyncrl.engine.simulate.figures import Figures
+from asyncrl.engine.simulate.timeline import Timeline
 from asyncrl.engine.trace.conservation import Conservation
-from asyncrl.engine.trace.figures import Figures as TraceFigures
+from asyncrl.engine.trace.report import RunReport
 
 
 def write(path: Path, events: list[AnyEvent]) -> None:
@@ -107,11 +107,11 @@ def length_bias(fold: LengthBias) -> object:
     return fold.summary()
 
 
-def table(fold: TraceFigures) -> object:
-    return fold.rows()
+def table(fold: RunReport) -> object:
+    return fold.lines()
 
 
-def simulated(fold: Figures) -> object:
+def simulated(fold: Timeline) -> object:
     return fold.summary()
 
 
@@ -120,8 +120,8 @@ FOLDS = [
     pytest.param(Conservation, conservation, id="conservation"),
     pytest.param(Progress, progress, id="progress and ages"),
     pytest.param(LengthBias, length_bias, id="length bias"),
-    pytest.param(TraceFigures, table, id="figures of a trace"),
-    pytest.param(Figures, simulated, id="figures of a simulation"),
+    pytest.param(RunReport, table, id="figures of a trace"),
+    pytest.param(Timeline, simulated, id="figures of a simulation"),
 ]
 
 

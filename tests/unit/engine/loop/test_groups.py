@@ -103,7 +103,7 @@ def test_keys_of_a_claim_that_another_has_by_now_are_not_cleared() -> None:
         await register.plane.reap("train", ["driver"])
         other = await register.claim("other")
         await register.groups.settle(register.settlements())
-        assert await register.plane.held(other.holding) == {meta.row for meta in register.metas}
+        assert await register.plane.leased(other.lease) == {meta.row for meta in register.metas}
         assert len(await register.plane.keys("train")) == 4
 
     run(body)

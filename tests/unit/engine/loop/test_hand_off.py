@@ -124,7 +124,7 @@ def test_a_group_that_another_owner_holds_by_now_falls_out_and_its_keys_stay_wit
         assert batch.drops == {"lease_lost": 2}
         assert desk.ledger.by_reason("dropped") == {"lease_lost": 4}
         assert set(lost.keys) <= set(await desk.plane.keys("train"))
-        assert await desk.plane.held(other.holding) == {lost.row}
+        assert await desk.plane.leased(other.lease) == {lost.row}
 
     run(body, versions=[3, 3])
 
@@ -167,7 +167,7 @@ def test_what_is_lost_while_a_replacement_is_claimed_falls_out_as_well() -> None
         desk.versions.jump_to(4)
 
         async def lose_the_second() -> None:
-            await desk.plane.give_back(desk.groups.holding([second]))
+            await desk.plane.give_back(desk.groups.lease([second]))
             other = await desk.plane.claim("train", "trainer", columns=COLUMNS, max_groups=1, owner="b", claim_id="b/0")
             assert [group.row for group in other.groups] == [second.row]
 

@@ -8,10 +8,10 @@ import pytest
 from asyncrl.configs import RunConfig, load
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.events.types import AnyEvent, Judged, RunStarted
-from asyncrl.engine.simulate.figures import Figures
 from asyncrl.engine.simulate.fit import Fitted
 from asyncrl.engine.simulate.profile import Given, seeded
 from asyncrl.engine.simulate.run import predict
+from asyncrl.engine.simulate.timeline import Timeline
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
 from asyncrl.engine.testing.simulation import Collected, simulate
 from asyncrl.engine.trace.recording import Recording
@@ -84,7 +84,7 @@ def test_a_run_without_a_step_is_refused(small: Small) -> None:
 
 def test_figures_of_a_recorded_run_are_those_of_the_same_events(given: Make, small: Small) -> None:
     events, figures = recorded(small(), given("lognormal:1,1", "1"))
-    again = Figures()
+    again = Timeline()
     for event in events:
         again.apply(event)
     assert again.summary() == figures

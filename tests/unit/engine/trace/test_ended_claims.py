@@ -232,7 +232,7 @@ def test_a_what_if_has_a_group_where_it_was_claimed_last_and_counts_it_once() ->
     assert replay(recording).difference is None
     answer = what_if(recording, recording.config())
     assert [event.group for event in answer.events if isinstance(event, Judged)] == [0, 1, 3, 2]
-    assert answer.after.rows() == answer.before.rows()
+    assert answer.after.lines() == answer.before.lines()
     assert answer.before.judged == 4
 
 

@@ -9,8 +9,8 @@ from asyncrl.configs import Override
 from asyncrl.engine.errors import ConfigError, TraceError
 from asyncrl.engine.events.types import Judged, Settled, StepEnded
 from asyncrl.engine.testing.trace import play, put, version
-from asyncrl.engine.trace.figures import side_by_side
 from asyncrl.engine.trace.recording import Recording
+from asyncrl.engine.trace.report import side_by_side
 from asyncrl.engine.trace.what_if import Answer, what_if
 
 Record = Callable[..., Recording]

@@ -1,4 +1,4 @@
-"""The figures of a run, simulated or recorded, worked out from its events by one fold.
+"""How a run, simulated or recorded, spends its time, and what comes of it: one fold over its events.
 
 Time counts from the first dispatch to the end of the last step, in seconds of the run's own clock.
 """
@@ -52,8 +52,8 @@ class _Level:
 
 
 @dataclass(slots=True)
-class Figures:
-    """A fold; `summary` may be asked at any time."""
+class Timeline:
+    """Levels over time, sums and counts; `summary` may be asked at any time."""
 
     ages: Counter[int] = field(default_factory=Counter)
     fates: Counter[str] = field(default_factory=Counter)

@@ -11,7 +11,7 @@ from asyncrl.engine.events.types import (
     StepEnded,
     StepStarted,
 )
-from asyncrl.engine.simulate.figures import Figures
+from asyncrl.engine.simulate.timeline import Timeline
 
 
 def step(number: int, t: float, seconds: float) -> list[AnyEvent]:
@@ -30,7 +30,7 @@ def step(number: int, t: float, seconds: float) -> list[AnyEvent]:
 
 
 def summary(*events: AnyEvent) -> dict[str, object]:
-    figures = Figures()
+    figures = Timeline()
     for event in events:
         figures.apply(event)
     return figures.summary()

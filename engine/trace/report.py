@@ -1,4 +1,4 @@
-"""A run in figures, by one fold over its events; two runs side by side."""
+"""The report of a run, by one fold over its events; two runs side by side."""
 
 from collections import Counter
 from typing import Any
@@ -8,10 +8,10 @@ from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import AnyEvent, ClaimReturned, Judged, OwnerDead, Settled
 from asyncrl.engine.records.fate import DROPPED, FAILED_FATE, MASKED, split_fate
 
-Row = tuple[str, Any]
+Line = tuple[str, Any]
 
 
-class Figures:
+class RunReport:
     """Groups judged, kept and dropped by reason; samples by fate, ages, waste, steps and length bias.
 
     A group that was kept at the claim and dropped later counts as dropped; one that was claimed and judged
@@ -47,42 +47,42 @@ class Figures:
     def judged(self) -> int:
         return len(self._judged)
 
-    def rows(self) -> list[Row]:
+    def lines(self) -> list[Line]:
         """Return names and values, the reasons under their kind."""
         progress, bias = self.progress, self.progress.length_bias
         samples = sum(progress.ages.values())
-        rows: list[Row] = [
+        lines: list[Line] = [
             ("batches judged", progress.batches),
             ("steps", progress.steps),
             ("groups judged", self.judged),
             ("groups kept", len(self._kept)),
         ]
-        rows += [(f"groups dropped: {reason}", n) for reason, n in sorted(self.dropped.items())]
-        rows += [("samples trained", self.ledger.trained)]
+        lines += [(f"groups dropped: {reason}", n) for reason, n in sorted(self.dropped.items())]
+        lines += [("samples trained", self.ledger.trained)]
         for kind in (MASKED, DROPPED, FAILED_FATE):
-            rows += [(f"samples {kind}: {reason}", n) for reason, n in self.ledger.by_reason(kind).items()]
-        rows += [(f"trained at age {age}", n) for age, n in sorted(progress.ages.items())]
+            lines += [(f"samples {kind}: {reason}", n) for reason, n in self.ledger.by_reason(kind).items()]
+        lines += [(f"trained at age {age}", n) for age, n in sorted(progress.ages.items())]
         mean = sum(age * n for age, n in progress.ages.items()) / samples if samples else None
-        rows += [
+        lines += [
             ("mean trained age (versions)", mean),
             ("tokens trained", progress.trained_tokens),
             ("tokens wasted", sum(bias.wasted_tokens.values())),
         ]
-        rows += [(f"tokens wasted, {cause}", n) for cause, n in sorted(bias.wasted_tokens.items())]
+        lines += [(f"tokens wasted, {cause}", n) for cause, n in sorted(bias.wasted_tokens.items())]
         return [
-            *rows,
+            *lines,
             ("mean length generated (tokens)", bias.generated.mean),
             ("mean length trained (tokens)", bias.trained.mean),
             ("length kept by age (1 is fair)", bias.ratio),
         ]
 
 
-def side_by_side(before: Figures, after: Figures) -> list[tuple[str, str, str]]:
-    """Return rows of name, before and after; what one side lacks is 0 there."""
-    left, right = dict(before.rows()), dict(after.rows())
-    names = [name for name, _ in before.rows()]
+def side_by_side(before: RunReport, after: RunReport) -> list[tuple[str, str, str]]:
+    """Return lines of name, before and after; what one side lacks is 0 there."""
+    left, right = dict(before.lines()), dict(after.lines())
+    names = [name for name, _ in before.lines()]
     above = -1
-    for name, _ in after.rows():
+    for name, _ in after.lines():
         if name not in left:
             names.insert(above + 1, name)
         above = names.index(name)
