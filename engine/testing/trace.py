@@ -38,7 +38,7 @@ from asyncrl.engine.testing.script import Entry, PutGroup, check_script, fail, f
 from asyncrl.engine.testing.scripted_collector import COLLECTOR, ScriptedCollector, acknowledge
 from asyncrl.engine.testing.simulation import Outcome
 from asyncrl.engine.trace.cutting import write_log
-from asyncrl.engine.trace.machinery import Machinery
+from asyncrl.engine.trace.machinery import Machinery, replay_ranks
 from asyncrl.engine.trace.recording import Recording
 from asyncrl.engine.trace.replay import replay
 from asyncrl.engine.trace.what_if import what_if
@@ -202,11 +202,16 @@ class _Play:
         self._events: list[AnyEvent] = []
         self._config = config
         self._plane = LocalPlane(clock=virtual_clock, lease_s=config.data_plane.lease_s)
+
+        async def trained(work: RankWork) -> None:
+            await anyio.sleep(step_seconds(work.step))
+
         self._machinery = Machinery(
             config,
             chain=chain,
             cost=None,
             plane=self._plane,
+            ranks=replay_ranks(config, chain, trained=trained),
             generators=[COLLECTOR],
             folds=[self],
             more_may_come=lambda: not self._collector.finished,
@@ -214,12 +219,6 @@ class _Play:
         self._collector = ScriptedCollector(
             script, plane=self._plane, machinery=self._machinery, group_size=config.rollout.group_size
         )
-
-        async def trained(work: RankWork) -> None:
-            await anyio.sleep(step_seconds(work.step))
-
-        for rank in self._machinery.ranks:
-            rank.trained = trained
 
     def apply(self, event: AnyEvent) -> None:
         self._events.append(event)

@@ -30,11 +30,17 @@ current_batch: ContextVar[int] = ContextVar("current_batch")
 class ForcedPlane:
     """`expect` says how many claims each batch will have; `allow` lets the next of them through.
 
-    A claim finds nothing only where the log lets it: its batch has no further claim, and `more_to_come` is false.
+    `lost` are rows whose claims were lost before hand-off. A claim finds nothing only where the log lets it: its batch
+    has no further claim, and `more_to_come` is false.
     """
 
     def __init__(
-        self, *, clock: Callable[[], float], group_size: int, more_to_come: Callable[[], bool] = lambda: False
+        self,
+        *,
+        clock: Callable[[], float],
+        group_size: int,
+        more_to_come: Callable[[], bool] = lambda: False,
+        lost: frozenset[str] = frozenset(),
     ) -> None:
         self._plane = LocalPlane(clock=clock, lease_s=FOR_EVER_S)
         self._group_size = group_size
@@ -43,16 +49,23 @@ class ForcedPlane:
         self._allowed: defaultdict[int, deque[tuple[Sequence[GroupMeta], int | None]]] = defaultdict(deque)
         self._complete: set[int] = set()
         self._changed = Signal()
-        self.refused = ""
-        """Why a claim that was made cannot have had the answer that stands in the log."""
-        self.lost: frozenset[str] = frozenset()
-        """Rows whose claims were lost before hand-off."""
+        self._refused = ""
+        self._lost = lost
 
     def __getattr__(self, operation: str) -> Any:
         return getattr(self._plane, operation)
 
     async def start(self) -> None:
         await self._plane.register(Partition(PARTITION, self._group_size, (), (CONSUMER,)))
+
+    @property
+    def refused(self) -> str:
+        """Why a claim that was made cannot have had the answer that stands in the log; empty if it can."""
+        return self._refused
+
+    @property
+    def lost(self) -> frozenset[str]:
+        return self._lost
 
     def expect(self, batch: int) -> None:
         self._expected[batch] += 1
@@ -97,10 +110,10 @@ class ForcedPlane:
         request = (partition, consumer, tuple(columns), owner, owner == claim_id.rpartition("/")[0])
         wanted = (PARTITION, CONSUMER, COLUMNS, OWNER, True)
         if request != wanted:
-            self.refused = f"the replay claims {request[:4]} as {claim_id}; it should claim {wanted[:4]}"
+            self._refused = f"the replay claims {request[:4]} as {claim_id}; it should claim {wanted[:4]}"
         elif len(groups) > max_groups or asked not in (None, max_groups):
             of = len(groups) if asked is None else asked
-            self.refused = f"a claim of {of} groups in the log, of at most {max_groups} in the replay"
+            self._refused = f"a claim of {of} groups in the log, of at most {max_groups} in the replay"
         return await self.put_and_claim(groups, owner=owner, claim_id=claim_id)
 
     async def put_and_claim(self, groups: Sequence[GroupMeta], *, owner: str, claim_id: str) -> Claim:
@@ -119,7 +132,7 @@ class ForcedPlane:
         await self._plane.clear(PARTITION, [key for group in groups for key in group.keys])
 
     async def leased(self, lease: Lease) -> frozenset[str]:
-        return await self._plane.leased(lease) - self.lost
+        return await self._plane.leased(lease) - self._lost
 
     def _nothing_left(self, batch: int) -> bool:
         over = batch in self._complete and not self._expected[batch] and not self._allowed[batch]

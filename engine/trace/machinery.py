@@ -97,6 +97,17 @@ class ReplayRank:
         return []
 
 
+def replay_ranks(
+    config: RunConfig,
+    chain: Chain,
+    *,
+    trained: Callable[[RankWork], Awaitable[None]] = _at_once,
+    measured: Callable[[], Awaitable[Mapping[str, Any]]] | None = None,
+) -> list[ReplayRank]:
+    """Stand in for all ranks of a configuration."""
+    return [ReplayRank(index, chain.needs_logprobs, trained, measured) for index in range(config.trainer.ranks)]
+
+
 class _Named:
     """Stands for a collector of which only the name matters."""
 
@@ -140,6 +151,7 @@ class Machinery:
         chain: Chain,
         cost: Cost | None,
         plane: DataPlane,
+        ranks: Sequence[ReplayRank],
         generators: Iterable[str],
         folds: Sequence[Fold],
         more_may_come: Callable[[], bool],
@@ -147,11 +159,10 @@ class Machinery:
         self.groups_seen: dict[int, GroupMeta] = {}
         progress = Progress(config.run.reward_window)
         self.log = EventLog(clock=virtual_clock, wall=virtual_clock, folds=[progress, *folds])
-        self.ranks = [ReplayRank(index, chain.needs_logprobs) for index in range(config.trainer.ranks)]
         collectors: list[Any] = [_Named(name) for name in generators]
         self.core = Core(
             config,
-            Deployment(plane, collectors, self.ranks, (), (), cost, owner=OWNER),
+            Deployment(plane, collectors, ranks, (), (), cost, owner=OWNER),
             chain=chain,
             log=self.log,
             progress=progress,

@@ -51,7 +51,7 @@ from asyncrl.engine.trace.forced_plane import ForcedPlane, current_batch
 from asyncrl.engine.trace.gates import Gates
 from asyncrl.engine.trace.given import unlike
 from asyncrl.engine.trace.loop import Loop
-from asyncrl.engine.trace.machinery import Machinery, without_limits
+from asyncrl.engine.trace.machinery import Machinery, replay_ranks, without_limits
 from asyncrl.engine.trace.recording import Recording
 from asyncrl.engine.trace.restartable import Restartable
 from asyncrl.filters import Chain, build_chain
@@ -111,23 +111,25 @@ class _Replay:
         self._measured: dict[int, Mapping[str, Any]] = {}
         self._error: Exception | None = None
         self._plane = ForcedPlane(
-            clock=virtual_clock, group_size=config.rollout.group_size, more_to_come=self._more_to_come
+            clock=virtual_clock,
+            group_size=config.rollout.group_size,
+            more_to_come=self._more_to_come,
+            lost=lost_rows(recording.events),
         )
         self._to_dispatch = sum(isinstance(event, Dispatched) for event in recording.events)
+        self._ranks = replay_ranks(config, chain, trained=self._step_ends, measured=self._measures)
         self._machinery = Machinery(
             without_limits(config),
             chain=chain,
             cost=recording.cost,
             plane=self._plane,
+            ranks=self._ranks,
             generators=_generators(recording),
             folds=[self._produced],
             more_may_come=self._plane.more_may_come,
         )
         self._core = self._machinery.core
         self._handover = Handover(self._core.take, self._core.groups.changed)
-        for rank in self._machinery.ranks:
-            rank.trained = self._step_ends
-            rank.measured = self._measures
         # Older logs do not say when a batch was taken; then it is as soon as the trainer is free.
         self._says_taken = any(isinstance(event, BatchTaken) for event in recording.events)
         self._claims = judged_claims(recording.events)
@@ -137,7 +139,6 @@ class _Replay:
         await self._plane.start()
         for claim in self._claims.values():
             self._plane.expect(claim.batch)
-        self._plane.lost = lost_rows(self._recording.events)
         async with anyio.create_task_group() as tasks:
             self._collector = Restartable(tasks, partial(self._guarded, self._assemble))
             self._trainer = Restartable(tasks, partial(self._guarded, self._train))
@@ -150,7 +151,7 @@ class _Replay:
         return Replayed(
             difference,
             self._produced.events,
-            [rank.works for rank in machinery.ranks],
+            [rank.works for rank in self._ranks],
             machinery.core.judged,
         )
 
@@ -178,7 +179,7 @@ class _Replay:
         if difference is None:
             return None
         if isinstance(event, WorkGiven):
-            works = [rank.given[event.stage] for rank in self._machinery.ranks if event.stage in rank.given]
+            works = [rank.given[event.stage] for rank in self._ranks if event.stage in rank.given]
             difference = replace(difference, why=(works and unlike(event, works)) or difference.why)
         if self._error is not None:
             why = f"{difference.why}; it stopped with {type(self._error).__name__}: {self._error}"

@@ -32,7 +32,7 @@ from asyncrl.engine.records.ending import DATA_EXHAUSTED, LIMIT_STEPS, first_cau
 from asyncrl.engine.trace.claims import judged_claims
 from asyncrl.engine.trace.difference import title
 from asyncrl.engine.trace.forced_plane import ForcedPlane
-from asyncrl.engine.trace.machinery import Machinery, without_limits
+from asyncrl.engine.trace.machinery import Machinery, replay_ranks, without_limits
 from asyncrl.engine.trace.recording import Recording
 from asyncrl.engine.trace.report import RunReport
 from asyncrl.filters import Chain, build_chain
@@ -133,29 +133,27 @@ class _WhatIf:
         self._figures = RunReport()
         self._events: list[AnyEvent] = []
         self._outside = _outside(recording)
+        self._log_ratios: dict[str, Any] = {}
+        for event in recording.events:
+            if isinstance(event, Measured):
+                self._log_ratios.update(unwritten(event.log_ratios))
         self._plane = _Stream(config.rollout.group_size, _judged_groups(recording), before=self._bring_about)
         self._machinery = Machinery(
             without_limits(config),
             chain=chain,
             cost=recording.cost,
             plane=self._plane,
+            ranks=replay_ranks(config, chain, measured=self._measured),
             generators=(),  # No version is published here, so none that a generator serves holds the trainer up.
             folds=[self._figures, self],
             more_may_come=lambda: not self._plane.empty,
         )
-        log_ratios: dict[str, Any] = {}
-        for event in recording.events:
-            if isinstance(event, Measured):
-                log_ratios.update(unwritten(event.log_ratios))
-
-        async def measured() -> Mapping[str, Any]:
-            return log_ratios
-
-        for rank in self._machinery.ranks:
-            rank.measured = measured
 
     def apply(self, event: AnyEvent) -> None:
         self._events.append(event)
+
+    async def _measured(self) -> Mapping[str, Any]:
+        return self._log_ratios
 
     async def run(self, before: RunReport) -> Answer:
         await self._plane.start()
