@@ -328,7 +328,9 @@ class Controller:
             await self.versions.changed.wait_for(
                 lambda: self.versions.publish_lag <= self._config.max_publish_lag,
                 timeout_s=trainer.publish_timeout_s * trainer.publish_tries,
-                what=lambda: f"publish lag over {self._config.max_publish_lag}, version {self.versions.published} published",
+                what=lambda: (
+                    f"publish lag over {self._config.max_publish_lag}, version {self.versions.published} published"
+                ),
             )
             await self.front_end.hand_off(batch)
             self.trainer_waits_for = "step"

@@ -8,11 +8,11 @@ not how many were asked for.
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any
 
 from asyncrl.engine.aio.signal import Signal
 from asyncrl.engine.data_plane.base import Claim, Lease, Partition
 from asyncrl.engine.data_plane.local import LocalPlane
+from asyncrl.engine.data_plane.passing import PassingPlane
 from asyncrl.engine.deployment import CONSUMER, PARTITION
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records import group as tag
@@ -27,7 +27,7 @@ current_batch: ContextVar[int] = ContextVar("current_batch")
 """The batch for which the running task claims."""
 
 
-class ForcedPlane:
+class ForcedPlane(PassingPlane):
     """`expect` says how many claims each batch will have; `allow` lets the next of them through.
 
     A claim finds nothing only where the log lets it: its batch has no further claim, and `more_to_come` is false.
@@ -36,7 +36,7 @@ class ForcedPlane:
     def __init__(
         self, *, clock: Callable[[], float], group_size: int, more_to_come: Callable[[], bool] = lambda: False
     ) -> None:
-        self._plane = LocalPlane(clock=clock, lease_s=FOR_EVER_S)
+        super().__init__(LocalPlane(clock=clock, lease_s=FOR_EVER_S))
         self._group_size = group_size
         self._expected: Counter[int] = Counter()
         self._more_to_come = more_to_come
@@ -47,9 +47,6 @@ class ForcedPlane:
         """Why a claim that was made cannot have had the answer that stands in the log."""
         self.lost: frozenset[str] = frozenset()
         """Rows whose claims were lost before hand-off."""
-
-    def __getattr__(self, operation: str) -> Any:
-        return getattr(self._plane, operation)
 
     async def start(self) -> None:
         await self._plane.register(Partition(PARTITION, self._group_size, (), (CONSUMER,)))
