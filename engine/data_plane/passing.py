@@ -39,7 +39,7 @@ class PassingPlane:
         owner: str,
         claim_id: str,
     ) -> Claim:
-        asked = {"columns": columns, "max_groups": max_groups, "owner": owner, "claim_id": claim_id}
+        asked: dict[str, Any] = {"columns": columns, "max_groups": max_groups, "owner": owner, "claim_id": claim_id}
         return await self._pass("claim", partition, bind(self._plane.claim, partition, consumer, **asked))
 
     async def give_back(self, lease: Lease) -> None:
