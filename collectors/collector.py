@@ -21,6 +21,7 @@ from asyncrl.collectors.generators.base import Completion, Generator, GroupReque
 from asyncrl.collectors.outcome import BAD_LOGPROBS, SCORE_ERROR, Outcome, SampleFailure
 from asyncrl.collectors.scoring import Scorer
 from asyncrl.collectors.tasks import Reward
+from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.outbox import Numbered, Outbox
 from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.errors import StoreFull, VersionError
@@ -43,12 +44,31 @@ def sample_seed(seed: int, group: int, index: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How long a group may take, in seconds: to wait for its turn to decode, to decode, and to find room when put."""
+class CollectorSettings:
+    """Where a collector puts its groups, how it samples, and the seconds that a group may take.
 
+    A group may wait `queue_timeout_s` for its turn to decode, decode for `group_timeout_s`, and look for room in
+    the data plane for `put_timeout_s`.
+    """
+
+    partition: str
+    temperature: float
+    max_new_tokens: int
     queue_timeout_s: float
     group_timeout_s: float
     put_timeout_s: float
+
+    @classmethod
+    def of(cls, config: RunConfig, partition: str) -> "CollectorSettings":
+        """Take what a run's configuration says."""
+        return cls(
+            partition,
+            config.rollout.temperature,
+            config.rollout.max_new_tokens,
+            config.queue_timeout_s,
+            config.collector.group_timeout_s,
+            config.collector.put_timeout_s,
+        )
 
 
 Rolled = tuple[GroupMeta, Columns, tuple[str, ...]]
@@ -61,28 +81,22 @@ class Collector:
     def __init__(
         self,
         name: str,
+        settings: CollectorSettings,
         *,
         generator: Generator,
         scorer: Scorer,
         tokenizer: Tokenizer,
         plane: DataPlane,
-        partition: str,
         transport: WeightTransport,
-        temperature: float,
-        max_new_tokens: int,
-        limits: Limits,
         taggers: Mapping[str, Tagger] | None = None,
     ) -> None:
         self.name = name
+        self._settings = settings
         self._generator = generator
         self._scorer = scorer
         self._tokenizer = tokenizer
         self._plane = plane
-        self._partition = partition
         self._transport = transport
-        self._temperature = temperature
-        self._max_new_tokens = max_new_tokens
-        self._limits = limits
         self._taggers = dict(taggers or {})
         self._version = 0
         self._loaded: int | None = None
@@ -191,32 +205,32 @@ class Collector:
     async def _generate(self, grant: Grant, prompt_ids: tuple[int, ...]) -> Sequence[Completion]:
         """Generate a group's completions. Waiting for a turn to decode and decoding have a limit each."""
         decodes = False
-        limits = self._limits
+        settings = self._settings
 
         def turn(decoding: bool) -> None:
             nonlocal decodes
             decodes = decoding
-            limit.deadline = anyio.current_time() + (limits.group_timeout_s if decoding else limits.queue_timeout_s)
+            limit.deadline = anyio.current_time() + (settings.group_timeout_s if decoding else settings.queue_timeout_s)
 
-        with anyio.move_on_after(limits.queue_timeout_s) as limit:
+        with anyio.move_on_after(settings.queue_timeout_s) as limit:
             return await self._generator.generate(
                 GroupRequest(
                     prompt_ids=prompt_ids,
                     seeds=tuple(sample_seed(grant.seed, grant.group, i) for i in range(grant.size)),
-                    max_new_tokens=self._max_new_tokens,
-                    temperature=self._temperature,
+                    max_new_tokens=settings.max_new_tokens,
+                    temperature=settings.temperature,
                     turn=turn,
                 )
             )
         if decodes:
             raise GroupFailed(
                 "timeout",
-                f"group {grant.group} generated for longer than {limits.group_timeout_s:g} s "
+                f"group {grant.group} generated for longer than {settings.group_timeout_s:g} s "
                 "(collector.group_timeout_s)",
             )
         raise GroupFailed(
             QUEUE_TIMEOUT,
-            f"group {grant.group} waited for longer than {limits.queue_timeout_s:g} s for its turn to decode "
+            f"group {grant.group} waited for longer than {settings.queue_timeout_s:g} s for its turn to decode "
             "(collector.queue_timeout_s)",
         )
 
@@ -258,11 +272,11 @@ class Collector:
     async def _put(self, group: GroupMeta, columns: Columns) -> None:
         """Write the group; a full store is tried again, with growing pauses, until the deadline."""
         pause = _FIRST_RETRY_S
-        refusal = StoreFull(f"{group.row} found no room within {self._limits.put_timeout_s:g} s")
-        with anyio.move_on_after(self._limits.put_timeout_s):
+        refusal = StoreFull(f"{group.row} found no room within {self._settings.put_timeout_s:g} s")
+        with anyio.move_on_after(self._settings.put_timeout_s):
             while True:
                 try:
-                    return await self._plane.put(self._partition, group, columns)
+                    return await self._plane.put(self._settings.partition, group, columns)
                 except StoreFull as error:
                     refusal = error
                 await anyio.sleep(pause)

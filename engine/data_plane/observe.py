@@ -7,12 +7,14 @@ passed them over, and warned of once each.
 import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial as bind
 from typing import Any, TypeVar
 
 import structlog
 import torch
 
-from asyncrl.engine.data_plane.base import Claim, Column, Consumption, DataPlane, Lease, Partition
+from asyncrl.engine.data_plane.base import Claim, Column, DataPlane, Lease
+from asyncrl.engine.data_plane.passing import PassingPlane
 from asyncrl.engine.records import GroupMeta
 
 log = structlog.get_logger()
@@ -49,7 +51,7 @@ def payload_bytes(columns: Mapping[str, Sequence[Any]]) -> int:
     return sum(value.nbytes for values in columns.values() for value in values if isinstance(value, torch.Tensor))
 
 
-class ObservedPlane:
+class ObservedPlane(PassingPlane):
     """A DataPlane that counts; `callback` sees every call, `snapshot()` the totals."""
 
     def __init__(
@@ -59,7 +61,7 @@ class ObservedPlane:
         clock: Callable[[], float],
         callback: Callable[[Observation], None] | None = None,
     ) -> None:
-        self._plane = plane
+        super().__init__(plane)
         self._clock = clock
         self._callback = callback
         self._stats: dict[str, OperationStats] = {}
@@ -69,19 +71,23 @@ class ObservedPlane:
         """Return a copy of the totals so far, by operation."""
         return copy.deepcopy(self._stats)
 
+    async def _pass(self, operation: str, partition: str, call: Callable[[], Awaitable[Result]]) -> Result:
+        return await self._observe(operation, partition, call)
+
     async def _observe(
         self,
         operation: str,
         partition: str,
-        keys: int,
-        call: Awaitable[Result],
+        call: Callable[[], Awaitable[Result]],
+        *,
+        keys: int = 0,
         size: Callable[[Result], tuple[int, int]] | None = None,
     ) -> Result:
-        """Await `call`; `size` gives keys and bytes from the result, where the call decides them."""
+        """Count a call of so many keys; `size` gives keys and bytes from the result, where the call decides them."""
         start = self._clock()
         status, result_keys, result_bytes = "error", keys, 0
         try:
-            result = await call
+            result = await call()
             status = "ok"
             if size is not None:
                 result_keys, result_bytes = size(result)
@@ -100,32 +106,13 @@ class ObservedPlane:
             if self._callback is not None:
                 self._callback(Observation(operation, partition, result_keys, result_bytes, seconds, status))
 
-    async def register(self, partition: Partition) -> None:
-        await self._observe("register", partition.name, 0, self._plane.register(partition))
-
-    async def partition(self, name: str) -> Partition:
-        return await self._observe("partition", name, 0, self._plane.partition(name))
-
     async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:
-        size = (group.size, payload_bytes(columns))
-        await self._observe("put", partition, group.size, self._plane.put(partition, group, columns), lambda _: size)
+        call, size = bind(self._plane.put, partition, group, columns), (group.size, payload_bytes(columns))
+        await self._observe("put", partition, call, keys=group.size, size=lambda _: size)
 
-    async def claim(
-        self,
-        partition: str,
-        consumer: str,
-        *,
-        columns: Sequence[str],
-        max_groups: int,
-        owner: str,
-        claim_id: str,
-    ) -> Claim:
-        call = self._plane.claim(
-            partition, consumer, columns=columns, max_groups=max_groups, owner=owner, claim_id=claim_id
-        )
-        claim = await self._observe(
-            "claim", partition, 0, call, lambda claim: (sum(group.size for group in claim.groups), 0)
-        )
+    async def claim(self, partition: str, consumer: str, **asked: Any) -> Claim:
+        call = bind(self._plane.claim, partition, consumer, **asked)
+        claim = await self._observe("claim", partition, call, size=lambda c: (sum(g.size for g in c.groups), 0))
         for row, why in claim.passed_over.items():
             if (partition, row) not in self._passed_over:
                 self._passed_over.add((partition, row))
@@ -133,46 +120,22 @@ class ObservedPlane:
                 log.warning("a row of another writer is passed over", partition=partition, row=row, why=why)
         return claim
 
-    async def give_back(self, lease: Lease) -> None:
-        await self._observe("give_back", lease.partition, 0, self._plane.give_back(lease))
-
-    async def renew(self, lease: Lease) -> None:
-        await self._observe("renew", lease.partition, 0, self._plane.renew(lease))
-
-    async def leased(self, lease: Lease) -> frozenset[str]:
-        return await self._observe("leased", lease.partition, 0, self._plane.leased(lease))
-
-    async def reap(self, partition: str, owners: Sequence[str]) -> list[str]:
-        return await self._observe("reap", partition, 0, self._plane.reap(partition, owners))
-
     async def read(self, partition: str, keys: Sequence[str], columns: Sequence[str]) -> dict[str, list[Any]]:
-        return await self._observe(
-            "read",
-            partition,
-            len(keys),
-            self._plane.read(partition, keys, columns),
-            lambda values: (len(keys), payload_bytes(values)),
-        )
+        call, n = bind(self._plane.read, partition, keys, columns), len(keys)
+        return await self._observe("read", partition, call, keys=n, size=lambda values: (n, payload_bytes(values)))
 
     async def write(self, partition: str, column: str, values: Mapping[str, Any], *, writer: str) -> None:
+        call = bind(self._plane.write, partition, column, values, writer=writer)
         size = (len(values), payload_bytes({column: list(values.values())}))
-        call = self._plane.write(partition, column, values, writer=writer)
-        await self._observe("write", partition, len(values), call, lambda _: size)
+        await self._observe("write", partition, call, keys=len(values), size=lambda _: size)
 
     async def clear(self, partition: str, keys: Sequence[str], *, lease: Lease | None = None) -> None:
-        await self._observe("clear", partition, len(keys), self._plane.clear(partition, keys, lease=lease))
-
-    async def consumption(self, partition: str, consumer: str) -> Consumption:
-        return await self._observe("consumption", partition, 0, self._plane.consumption(partition, consumer))
-
-    async def groups(self, partition: str) -> list[GroupMeta]:
-        return await self._observe("groups", partition, 0, self._plane.groups(partition))
+        await self._observe("clear", partition, bind(self._plane.clear, partition, keys, lease=lease), keys=len(keys))
 
     async def keys(self, partition: str) -> list[str]:
-        return await self._observe("keys", partition, 0, self._plane.keys(partition), lambda keys: (len(keys), 0))
+        call = bind(self._plane.keys, partition)
+        return await self._observe("keys", partition, call, size=lambda keys: (len(keys), 0))
 
     async def watch(self) -> None:
+        # Not a call that ends: it lasts as long as the run.
         await self._plane.watch()
-
-    async def close(self) -> None:
-        await self._observe("close", "", 0, self._plane.close())

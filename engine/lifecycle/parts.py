@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from asyncrl.collectors.collector import Collector, Limits
+from asyncrl.collectors.collector import Collector, CollectorSettings
 from asyncrl.collectors.generators.cached import check_cached
 from asyncrl.collectors.generators.torch_generator import TorchGenerator
 from asyncrl.collectors.outcome import Rules
@@ -138,17 +138,12 @@ def build_collector(
     )
     return Collector(
         f"collector{index}",
+        CollectorSettings.of(config, PARTITION),
         generator=generator,
         scorer=scorer,
         tokenizer=tokenizer,
         plane=plane,
-        partition=PARTITION,
         transport=transport,
-        temperature=config.rollout.temperature,
-        max_new_tokens=config.rollout.max_new_tokens,
-        limits=Limits(
-            config.queue_timeout_s, config.collector.group_timeout_s, put_timeout_s=config.collector.put_timeout_s
-        ),
         taggers=build_chain(config.filters, min_live=config.rollout.min_live).taggers,
     )
 

@@ -65,6 +65,9 @@ def seeded(*parts: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([abs(part) for part in parts])))
 
 
+_PROMPT_TOKENS = 16
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """A profile of given models. Without `response_tokens`, lengths are in proportion to a group's seconds.
@@ -80,14 +83,16 @@ class Given:
     publish_seconds: Durations = field(default_factory=lambda: Constant(0.0))
     mixed_share: float = 1.0
     failed_share: float = 0.0
-    tokens_of_a_prompt: int = 16
-    batched: bool = False
+
+    @property
+    def batched(self) -> bool:
+        return False
 
     def batch_seconds(self, rng: np.random.Generator, *, number: int, groups: int) -> float:
         return 0.0
 
     def prompt_tokens(self, prompt: int) -> int:
-        return self.tokens_of_a_prompt
+        return _PROMPT_TOKENS
 
     def group(self, rng: np.random.Generator, *, prompt: int, version: int, size: int, burst: Burst) -> Rollout:
         seconds = self.group_seconds.draw(rng)

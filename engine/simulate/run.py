@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.virtual_time import run_virtual
+from asyncrl.engine.deployment import Deployment
 from asyncrl.engine.events.log import Fold
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.records.ending import Ending
@@ -68,10 +69,7 @@ def predict(config: RunConfig, profile: Profile, *, slots: int = 0, folds: Seque
         ranks = [SimulatedRank(f"rank{i}", profile, config.trainer.ranks, seed) for i in range(config.trainer.ranks)]
         _, ending = await run_controller(
             config,
-            plane=plane,
-            collectors=collectors,
-            ranks=ranks,
-            task=task,
+            Deployment(plane, collectors, ranks, task.prompts(), []),
             chain=chain,
             folds=[progress, figures, *folds],
             progress=progress,

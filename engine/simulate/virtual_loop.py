@@ -6,7 +6,7 @@ from typing import Any
 
 import anyio
 
-from asyncrl.collectors.collector import Collector, Limits
+from asyncrl.collectors.collector import Collector, CollectorSettings
 from asyncrl.collectors.generators.base import Generator
 from asyncrl.collectors.outcome import Rules
 from asyncrl.collectors.scoring import AsyncScorer, InPlaceScorer, Scorer
@@ -15,7 +15,7 @@ from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.virtual_time import virtual_clock
 from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.data_plane.local import LocalPlane
-from asyncrl.engine.deployment import PARTITION, CollectorHandle, Deployment, RankHandle
+from asyncrl.engine.deployment import PARTITION, Deployment
 from asyncrl.engine.events.log import EventLog, Fold
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.lifecycle.parts import train_partition
@@ -41,19 +41,12 @@ def build_collectors(
     return [
         collector(
             f"collector{i}",
+            CollectorSettings.of(config, PARTITION),
             generator=generator,
             scorer=in_place_scorer(task),
             tokenizer=tokenizer,
             plane=plane,
-            partition=PARTITION,
             transport=InProcess(),
-            temperature=config.rollout.temperature,
-            max_new_tokens=config.rollout.max_new_tokens,
-            limits=Limits(
-                queue_timeout_s=config.queue_timeout_s,
-                group_timeout_s=config.collector.group_timeout_s,
-                put_timeout_s=config.collector.put_timeout_s,
-            ),
             taggers=taggers,
         )
         for i, generator in enumerate(generators)
@@ -70,11 +63,8 @@ async def local_plane(config: RunConfig, kind: type[LocalPlane] = LocalPlane) ->
 
 async def run_controller(
     config: RunConfig,
+    deployment: Deployment,
     *,
-    plane: DataPlane,
-    collectors: Sequence[CollectorHandle],
-    ranks: Sequence[RankHandle],
-    task: Task,
     chain: Chain,
     folds: Sequence[Fold],
     progress: Progress,
@@ -83,7 +73,6 @@ async def run_controller(
 ) -> tuple[Controller, Ending]:
     """Run the loop to its ending on the running loop's clock; `beside` runs with it."""
     events = EventLog(clock=virtual_clock, wall=virtual_clock, folds=folds)
-    deployment = Deployment(plane, collectors, ranks, task.prompts(), [])
     made = controller(config, deployment, chain=chain, events=events, progress=progress, clock=virtual_clock)
     async with anyio.create_task_group() as tasks:
         if beside is not None:

@@ -1,8 +1,9 @@
 """Fakes with real behaviour at the seams: they take time, fail, hang and count, as told."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 
@@ -10,6 +11,7 @@ from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.collectors.tasks import Reward, Task
 from asyncrl.engine.aio.outbox import Numbered, Outbox
 from asyncrl.engine.data_plane.base import DataPlane
+from asyncrl.engine.data_plane.passing import PassingPlane
 from asyncrl.engine.deployment import PARTITION
 from asyncrl.engine.errors import VersionError
 from asyncrl.engine.loop.prompt_source import prompt_source
@@ -22,6 +24,7 @@ from asyncrl.engine.records.work import RankResult, RankWork
 from asyncrl.engine.weights.base import State
 
 HANG_S = 1e9
+Result = TypeVar("Result")
 
 
 def fake_group(
@@ -174,25 +177,18 @@ class FakeRank:
         return await self.outbox.after(after_seq, wait_s)
 
 
-@dataclass(slots=True)
-class FaultyPlane:
+class FaultyPlane(PassingPlane):
     """A plane that passes everything on, after `before[operation](call number)`, which may raise or wait."""
 
-    plane: DataPlane
-    before: Mapping[str, Callable[[int], Any]]
-    counts: dict[str, int] = field(default_factory=dict)
+    def __init__(self, plane: DataPlane, before: Mapping[str, Callable[[int], Any]]) -> None:
+        super().__init__(plane)
+        self._before = before
+        self._calls: Counter[str] = Counter()
 
-    def __getattr__(self, operation: str) -> Any:
-        method = getattr(self.plane, operation)
-        hook = self.before.get(operation)
-        if hook is None:
-            return method
-
-        async def called(*args: Any, **kwargs: Any) -> Any:
-            number = self.counts[operation] = self.counts.get(operation, 0) + 1
-            waiting = hook(number)
+    async def _pass(self, operation: str, partition: str, call: Callable[[], Awaitable[Result]]) -> Result:
+        if operation in self._before:
+            self._calls[operation] += 1
+            waiting = self._before[operation](self._calls[operation])
             if waiting is not None:
                 await waiting
-            return await method(*args, **kwargs)
-
-        return called
+        return await call()

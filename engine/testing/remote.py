@@ -6,18 +6,21 @@ takes up its callers' calls in the order in which they were made. Who waits for 
 also when the act was done and its answer on its way.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
 from asyncrl.engine.data_plane.base import Column, DataPlane
+from asyncrl.engine.data_plane.passing import PassingPlane
 from asyncrl.engine.errors import ActorDied
 from asyncrl.engine.records import GroupMeta
+
+Result = TypeVar("Result")
 
 # Calls to one process that would arrive at the same instant: timers of one time ring in any order.
 _APART_S = 1e-6
@@ -142,24 +145,20 @@ class DelayedActor:
         return called
 
 
-class DelayedPlane:
+class DelayedPlane(PassingPlane):
     """A client of a plane that lives in a process. A put that is given up cleans up after itself."""
 
     def __init__(self, plane: DataPlane, process: Process) -> None:
-        self._plane = plane
+        super().__init__(plane)
         self._process = process
 
-    def __getattr__(self, operation: str) -> Any:
-        target = getattr(self._plane, operation)
+    async def _pass(self, operation: str, partition: str, call: Callable[[], Awaitable[Result]]) -> Result:
         if operation not in _OPERATIONS:
-            return target
+            return await call()
+        answer: Result = await self._process.call(operation, call)
+        return answer
 
-        async def called(*args: Any, **kwargs: Any) -> Any:
-            return await self._process.call(operation, partial(target, *args, **kwargs))
-
-        return called
-
-    async def put(self, partition: str, group: GroupMeta, columns: dict[str, Column]) -> None:
+    async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:
         call = self._process.send("put", partial(self._plane.put, partition, group, columns))
         try:
             await call.answered.wait()

@@ -15,7 +15,7 @@ from asyncrl.collectors.tasks import Task
 from asyncrl.configs import Override, RunConfig, load
 from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.data_plane.base import DataPlane
-from asyncrl.engine.deployment import PARTITION
+from asyncrl.engine.deployment import PARTITION, Deployment
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import AnyEvent
@@ -178,10 +178,7 @@ def simulate(
         ledger, progress, collected = Ledger(), Progress(config.run.reward_window), Collected()
         made, ending = await run_controller(
             config,
-            plane=plane,
-            collectors=collectors,
-            ranks=handles,
-            task=used_task,
+            Deployment(plane, collectors, handles, used_task.prompts(), []),
             chain=chain,
             # The events come first, so that they hold what a fold refused.
             folds=[collected, ledger, progress],

@@ -8,11 +8,11 @@ not how many were asked for.
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any
 
 from asyncrl.engine.aio.signal import Signal
 from asyncrl.engine.data_plane.base import Claim, Lease, Partition
 from asyncrl.engine.data_plane.local import LocalPlane
+from asyncrl.engine.data_plane.passing import PassingPlane
 from asyncrl.engine.deployment import CONSUMER, PARTITION
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records import group as tag
@@ -27,7 +27,7 @@ current_batch: ContextVar[int] = ContextVar("current_batch")
 """The batch for which the running task claims."""
 
 
-class ForcedPlane:
+class ForcedPlane(PassingPlane):
     """`expect` says how many claims each batch will have; `allow` lets the next of them through.
 
     `lost` are rows whose claims were lost before hand-off. A claim finds nothing only where the log lets it: its batch
@@ -42,7 +42,7 @@ class ForcedPlane:
         more_to_come: Callable[[], bool] = lambda: False,
         lost: frozenset[str] = frozenset(),
     ) -> None:
-        self._plane = LocalPlane(clock=clock, lease_s=FOR_EVER_S)
+        super().__init__(LocalPlane(clock=clock, lease_s=FOR_EVER_S))
         self._group_size = group_size
         self._expected: Counter[int] = Counter()
         self._more_to_come = more_to_come
@@ -51,9 +51,6 @@ class ForcedPlane:
         self._changed = Signal()
         self._refused = ""
         self._lost = lost
-
-    def __getattr__(self, operation: str) -> Any:
-        return getattr(self._plane, operation)
 
     async def start(self) -> None:
         await self._plane.register(Partition(PARTITION, self._group_size, (), (CONSUMER,)))

@@ -13,7 +13,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from asyncrl.collectors.collector import Collector
 from asyncrl.engine.aio.outbox import Outbox
 from asyncrl.engine.aio.signal import Signal
-from asyncrl.engine.data_plane.base import Claim, DataPlane, Lease
+from asyncrl.engine.data_plane.base import Claim, Lease
+from asyncrl.engine.data_plane.passing import PassingPlane
 from asyncrl.engine.loop.batch import Batch, TrainedBatch
 from asyncrl.engine.loop.controller import Controller
 from asyncrl.engine.loop.front_end import FrontEnd
@@ -225,14 +226,8 @@ class CountsFillers(FakeRank):
         return replace(result, tokens=result.tokens + extra)
 
 
-class SharedClaims:
+class SharedClaims(PassingPlane):
     """A plane that leaves what it hands out on the table."""
-
-    def __init__(self, plane: DataPlane) -> None:
-        self._plane = plane
-
-    def __getattr__(self, operation: str) -> Any:
-        return getattr(self._plane, operation)
 
     async def claim(self, partition: str, consumer: str, **how: Any) -> Claim:
         claim = await self._plane.claim(partition, consumer, **how)

@@ -6,7 +6,7 @@ from typing import Any
 
 import anyio
 
-from asyncrl.collectors.collector import Collector, Limits
+from asyncrl.collectors.collector import Collector, CollectorSettings
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.model.tokenizer import CharTokenizer
 from asyncrl.engine.simulate.virtual_loop import in_place_scorer
@@ -36,15 +36,12 @@ class CollectorActor(PlaneActor):
         """Build the collector; `call` reaches it from now on."""
         self._served = Collector(
             "collector",
+            CollectorSettings(partition, 1.0, 4, 30, 30, 30),
             generator=FakeGenerator(seconds=lambda _: 0.01),
             scorer=in_place_scorer(FakeTask(len(rewards), lambda prompt, index: rewards[prompt][index])),
             tokenizer=CharTokenizer(),
             plane=self.plane,
-            partition=partition,
             transport=InProcess(),
-            temperature=1.0,
-            max_new_tokens=4,
-            limits=Limits(30, 30, 30),
         )
 
 

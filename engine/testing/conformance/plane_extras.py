@@ -8,7 +8,7 @@ import anyio
 import torch
 from torch import nn
 
-from asyncrl.collectors.collector import Collector, Limits
+from asyncrl.collectors.collector import Collector, CollectorSettings
 from asyncrl.collectors.tasks import Reward
 from asyncrl.engine.aio.blocking import in_place
 from asyncrl.engine.data_plane.base import DataPlane, Partition
@@ -113,15 +113,12 @@ class _Noted:
 async def _collect(plane: Any, partition: str, task: FakeTask) -> list[GroupMeta]:
     collector = Collector(
         "collector",
+        CollectorSettings(partition, 1.0, 9, 30, 30, 30),
         generator=FakeGenerator(seconds=lambda _: 0.01, length=lambda call: 2 + call),
         scorer=in_place_scorer(task),
         tokenizer=CharTokenizer(),
         plane=plane,
-        partition=partition,
         transport=InProcess(),
-        temperature=1.0,
-        max_new_tokens=9,
-        limits=Limits(30, 30, 30),
     )
     await collector.grant([Grant(n, Prompt(n, f"{n}>"), SIZE, 0) for n in range(GROUPS)])
     found: list[GroupMeta] = []

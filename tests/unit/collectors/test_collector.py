@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.collectors.collector import Collector, Limits, sample_seed
+from asyncrl.collectors.collector import Collector, CollectorSettings, sample_seed
 from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.collectors.outcome import Rules
 from asyncrl.collectors.scoring import AsyncScorer, Scorer
@@ -87,15 +87,12 @@ def at_desk(
         used = generator or FakeGenerator()
         collector = Collector(
             "collector0",
+            CollectorSettings("train", 0.7, 5, queue_timeout_s, group_timeout_s, put_timeout_s),
             generator=used,
             scorer=scorer or in_place_scorer(task or FakeTask()),
             tokenizer=CharTokenizer(),
             plane=FaultyPlane(plane, {"put": before_put} if before_put else {}),
-            partition="train",
             transport=InProcess(),
-            temperature=0.7,
-            max_new_tokens=5,
-            limits=Limits(queue_timeout_s, group_timeout_s, put_timeout_s),
             taggers=taggers,
         )
         async with anyio.create_task_group() as tasks:

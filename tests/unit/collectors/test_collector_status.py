@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from asyncrl.collectors.collector import Collector, Limits
+from asyncrl.collectors.collector import Collector, CollectorSettings
 from asyncrl.collectors.outcome import Rules
 from asyncrl.collectors.scoring import ThreadScorer
 from asyncrl.collectors.tasks import Task
@@ -42,15 +42,12 @@ def test_status_answers_in_under_half_a_second_while_a_reward_blocks_and_other_g
         task = SlowJudge()
         collector = Collector(
             "collector0",
+            CollectorSettings("train", 1.0, 4, 20.0, 20.0, 5.0),
             generator=FakeGenerator(seconds=lambda call: 0.0),
             scorer=ThreadScorer(task, Rules("slow")),
             tokenizer=CharTokenizer(),
             plane=plane,
-            partition="train",
             transport=InProcess(),
-            temperature=1.0,
-            max_new_tokens=4,
-            limits=Limits(20.0, 20.0, 5.0),
         )
         arrived: dict[int, float] = {}
         answers: list[float] = []

@@ -1,13 +1,12 @@
 """Calls that go on when their caller gives up, answers that come late: what the controller makes of them."""
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import pytest
 
 from asyncrl.engine.aio.outbox import Numbered
-from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.events.types import (
     Acknowledged,
     Judged,
@@ -119,7 +118,7 @@ def test_an_interruption_while_a_dropped_group_is_cleared_costs_no_capacity() ->
         simulated_config(rollout__max_staleness=2, filters=[{"name": "zero_std"}, {"name": "dynamic_sampling"}]),
         task=FakeTask.in_order(lambda group, index: 0.0 if group in flat else float(index % 2)),
         rank_seconds=lambda step: 30.0,
-        wrap=lambda plane: cast("DataPlane", FaultyPlane(plane, {"clear": lambda call: anyio.sleep(2.0)})),
+        wrap=lambda plane: FaultyPlane(plane, {"clear": lambda call: anyio.sleep(2.0)}),
         beside=interrupt_at(2.0),
     )
     assert (outcome.ending.code, outcome.progress.steps) == (130, 1)
@@ -152,7 +151,7 @@ def test_an_interruption_does_not_wait_for_the_refill_of_a_batch_that_is_handed_
             rollout__max_staleness=2, collector__group_timeout_s=900.0, filters=[{"name": "dynamic_sampling"}]
         ),
         generators=[FakeGenerator(seconds=lambda call: next(calls, HANG_S))],
-        wrap=lambda plane: cast("DataPlane", FaultyPlane(plane, {"leased": lambda call: anyio.sleep(0.3)})),
+        wrap=lambda plane: FaultyPlane(plane, {"leased": lambda call: anyio.sleep(0.3)}),
         beside=beside,
     )
     assert outcome.ledger.by_reason("dropped")["stale"] == 8

@@ -1,13 +1,12 @@
 """An actor's death stands in the log, with who and why, before the end of the run; replay and folds take it."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import pytest
 
 from asyncrl.engine.aio.outbox import Numbered
-from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.errors import ActorDied
 from asyncrl.engine.events.types import OwnerDead, Settled
 from asyncrl.engine.records.work import RankResult, RankWork
@@ -41,7 +40,7 @@ def put_fails(number: int) -> Any:
         if call == number:
             raise OSError("the disk is gone")
 
-    return lambda plane: cast("DataPlane", FaultyPlane(plane, {"put": before}))
+    return lambda plane: FaultyPlane(plane, {"put": before})
 
 
 def deaths(outcome: Outcome) -> Sequence[OwnerDead]:

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import pytest
 
-from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.errors import ConfigError, Overdue
 from asyncrl.engine.events.types import Judged, StepEnded, StepStarted
 from asyncrl.engine.loop.controller import Controller
@@ -84,7 +83,7 @@ def test_an_operation_of_the_data_plane_that_raises_ends_the_run_with_its_error(
 
     outcome = simulate(
         simulated_config(run__steps=20),
-        wrap=lambda plane: cast("DataPlane", FaultyPlane(plane, {operation: fail})),
+        wrap=lambda plane: FaultyPlane(plane, {operation: fail}),
     )
     assert outcome.ending.code == 1
     assert outcome.ending.reason == f"OSError: {operation} {number}"
@@ -97,7 +96,7 @@ def test_a_slow_clear_takes_no_other_groups_with_it() -> None:
     outcome = simulate(
         simulated_config(run__steps=20, rollout__groups_per_step=3),
         task=task,
-        wrap=lambda plane: cast("DataPlane", FaultyPlane(plane, {"clear": lambda call: anyio.sleep(call % 4 * 0.7)})),
+        wrap=lambda plane: FaultyPlane(plane, {"clear": lambda call: anyio.sleep(call % 4 * 0.7)}),
     )
     assert outcome.ending.code == 0
     fates = outcome.audit.fates
@@ -178,7 +177,7 @@ def test_an_error_while_stopping_does_not_hide_the_first_cause() -> None:
     outcome = simulate(
         simulated_config(run__steps=9),
         rank_fail=fails_at(1),
-        wrap=lambda plane: cast("DataPlane", FaultyPlane(plane, {"clear": refuse})),
+        wrap=lambda plane: FaultyPlane(plane, {"clear": refuse}),
     )
     assert outcome.ending.reason == "ArithmeticError: rank 0 in step 1"
 
@@ -281,7 +280,7 @@ def test_with_refill_a_group_that_falls_out_at_hand_off_is_replaced_while_the_ne
         simulated_config(run__steps=8, filters=[{"name": "dynamic_sampling", "max_attempts": 9}]),
         generators=[FakeGenerator(seconds=lambda call: 1.0 + call % 3)],
         beside=tighten,
-        wrap=lambda plane: cast("DataPlane", FaultyPlane(plane, {"leased": lambda call: anyio.sleep(0.3)})),
+        wrap=lambda plane: FaultyPlane(plane, {"leased": lambda call: anyio.sleep(0.3)}),
     )
     assert (outcome.ending.code, outcome.ending.reason) == (0, "step limit reached")
     assert outcome.ledger.by_reason("dropped")["stale"] >= 4

@@ -3,13 +3,14 @@
 import math
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import pytest
 
 from asyncrl.collectors.tasks import Reward
 from asyncrl.engine.data_plane.base import DataPlane
+from asyncrl.engine.data_plane.passing import PassingPlane
 from asyncrl.engine.errors import GenerationError, Overdue
 from asyncrl.engine.events.types import (
     BatchJudged,
@@ -37,7 +38,7 @@ def raising(*calls: int, error: type[Exception] = RuntimeError) -> Callable[[int
 
 
 def faulty(**before: Callable[[int], Any]) -> Callable[[DataPlane], DataPlane]:
-    return lambda plane: cast("DataPlane", FaultyPlane(plane, before))
+    return lambda plane: FaultyPlane(plane, before)
 
 
 def clean(outcome: Outcome) -> bool:
@@ -266,20 +267,16 @@ def test_without_lost_notices_the_slow_poll_has_no_hits() -> None:
 def test_a_put_that_is_lost_does_not_make_the_run_wait_for_ever() -> None:
     """B11: the collector says put, the row is not there; the deadline tells."""
 
-    class Loses:
-        def __init__(self, plane: DataPlane) -> None:
-            self.plane, self.puts = plane, 0
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.plane, name)
+    class Loses(PassingPlane):
+        puts = 0
 
         async def put(self, partition: str, group: Any, columns: Any) -> None:
             self.puts += 1
             if self.puts != 2:
-                await self.plane.put(partition, group, columns)
+                await super().put(partition, group, columns)
 
     config = simulated_config(rollout__max_staleness=0, supervision__starve_timeout_s=50.0)
-    outcome = simulate(config, wrap=lambda plane: cast("DataPlane", Loses(plane)))
+    outcome = simulate(config, wrap=Loses)
     assert outcome.ending.code == 1
     assert isinstance(outcome.ending.error, Overdue)
     assert outcome.seconds < 60

@@ -1,7 +1,7 @@
 """Leases that run out in whole runs: time ends the claims of the lost, and of nobody else."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import pytest
@@ -22,7 +22,7 @@ def run(before: Callable[[DataPlane], dict[str, Callable[[int], Any]]]) -> Outco
 
     def wrap(plane: DataPlane) -> DataPlane:
         hooks = {"renew": lambda call: anyio.sleep(HANG_S), **before(plane)}
-        return cast("DataPlane", FaultyPlane(plane, hooks))
+        return FaultyPlane(plane, hooks)
 
     config = simulated_config(data_plane__lease_s=LEASE_S, rollout__max_staleness=2, run__steps=8)
     outcome = simulate(config, rank_seconds=lambda step: 10.0, wrap=wrap)
@@ -57,7 +57,7 @@ def test_a_driver_that_renews_its_claims_keeps_them() -> None:
             taken.append(len([group for group in claim.groups if group.group in held]))
             await plane.give_back(claim.lease)
 
-        return cast("DataPlane", FaultyPlane(plane, {"leased": ask, "clear": ask}))
+        return FaultyPlane(plane, {"leased": ask, "clear": ask})
 
     held: set[int] = set()
     config = simulated_config(data_plane__lease_s=LEASE_S, rollout__max_staleness=2, run__steps=8)
