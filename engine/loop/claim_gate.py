@@ -17,6 +17,10 @@ def can_claim_without_expiring(
     `arrived` and `in_flight` are the oldest versions of the groups there and of those on their way.
     It may if all that it leaves can be trained within `bound` by batches of `per_batch`, or if no group
     in flight is older than what it takes, so that waiting changes nothing.
+
+    Example, at 2 groups per batch, version 4 and bound 2: groups stamped 4 and 4 have arrived. While two stamped 2 are
+    on their way, the answer is False: this batch is their last chance, since the next is trained at version 5. If
+    the two were stamped 3, the answer would be True: the next batch can have them.
     """
     waiting, left = Counter(arrived), Counter(in_flight)
     oldest_in_flight = min(left, default=None)

@@ -6,7 +6,12 @@ from asyncrl.engine.aio.signal import Signal
 
 
 class RunAhead:
-    """A counted budget of `limit` groups. A group's capacity comes back once; twice is ignored."""
+    """A counted budget of `limit` groups. A group's capacity comes back once; twice is ignored.
+
+    Example, at 2 groups per step and `max_staleness` 1: the limit is (1 + 1) · 2 = 4. Groups 0 to 3 are dispatched, and
+    0 and 1 are trained. Until their version is published all 4 are out, so nothing is dispatched that would be too
+    old when its turn comes. Then 0 and 1 give their capacity back, and groups 4 and 5 may go.
+    """
 
     def __init__(self, limit: int, changed: Signal | None = None) -> None:
         if limit < 1:
