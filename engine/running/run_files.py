@@ -56,8 +56,8 @@ class RunFiles:
 
     @property
     def lost(self) -> tuple[NotWritten, ...]:
-        """The files that could not be written, in order."""
-        return tuple(self._lost)
+        """What could not be written, in order, each cause once."""
+        return tuple({str(error): error for error in self._lost}.values())
 
     def _judge(self, ending: Ending, summary: dict[str, Any]) -> Ending:
         if self._lost and ending.code != 1:
