@@ -15,6 +15,7 @@ from anyio.lowlevel import checkpoint
 
 from asyncrl.collectors.outcome import Outcome, Rules, judged, plain_reward
 from asyncrl.collectors.tasks.base import Task
+from asyncrl.engine.aio.call_in import CallIn, call_here
 from asyncrl.engine.records import Prompt
 
 
@@ -65,15 +66,19 @@ class AsyncScorer:
 
 
 class InPlaceScorer:
-    """A task that scores in the event loop's thread, for `runtime: local` and virtual time: one order for one seed."""
+    """A task that scores while the event loop waits, for `runtime: local` and virtual time: one order for one seed.
 
-    def __init__(self, task: Task, rules: Rules) -> None:
+    It scores in the loop's thread; `call_in` gives another, where alarms arrive in that one alone.
+    """
+
+    def __init__(self, task: Task, rules: Rules, *, call_in: CallIn = call_here) -> None:
         self._task = task
         self._rules = rules
+        self._call_in = call_in
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[Outcome]:
         await checkpoint()
-        return [self._judged(prompt, response) for response in responses]
+        return self._call_in(lambda: [self._judged(prompt, response) for response in responses])
 
     def _judged(self, prompt: Prompt, response: str) -> Outcome:
         outcome: Outcome | None = None

@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -68,16 +69,41 @@ def parse_value(text: str, source: str) -> Any:
         raise ConfigError(f"{source}: the value is not YAML: {error}") from error
 
 
-def load(name_or_file: str = DEFAULT_PRESET, overrides: Sequence[Override] = (), filters: Sequence[str] = ()) -> Loaded:
+def load_config(
+    name_or_file: str | PathLike[str] = DEFAULT_PRESET, overrides: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """Return the configuration of a preset or a YAML file, with `overrides` on top.
+
+    Keys are paths, as in `load_config("default", {"rollout.max_staleness": 2, "run.runtime": "local"})`, or
+    sections, as in `{"rollout": {"max_staleness": 2}}`. ConfigError names key, value and range of what is wrong.
+    """
+    return load(fspath(name_or_file), as_overrides(overrides or {}), option="config").config
+
+
+def as_overrides(values: Mapping[str, Any], source: str = "overrides") -> list[Override]:
+    """Return values by path or by section, each as an override from `source`."""
+    for key in values:
+        if not isinstance(key, str):
+            raise TypeError(f"{source} has the key {key!r}; keys are strings, as in 'rollout.max_staleness'")
+    return [Override(path, value, source) for path, value in _leaves(values)]
+
+
+def load(
+    name_or_file: str = DEFAULT_PRESET,
+    overrides: Sequence[Override] = (),
+    filters: Sequence[str] = (),
+    *,
+    option: str = "--config",
+) -> Loaded:
     """Resolve a configuration; ConfigError names option, value and range for whatever is wrong.
 
-    `filters` are appended to the chain, before `dynamic_sampling`.
+    `filters` are appended to the chain, before `dynamic_sampling`. `option` is what errors call `name_or_file`.
     """
     tree: dict[str, Any] = {}
     sources: dict[str, str] = {}
     layers = [(DEFAULT_PRESET, _preset(DEFAULT_PRESET))]
     if name_or_file != DEFAULT_PRESET:
-        layers.append(_named(name_or_file))
+        layers.append(_named(name_or_file, option))
     for name, layer in layers:
         _merge(tree, layer, sources, name)
     for override in overrides:
@@ -116,22 +142,22 @@ def _preset(name: str) -> dict[str, Any]:
     return tree
 
 
-def _named(name_or_file: str) -> tuple[str, dict[str, Any]]:
+def _named(name_or_file: str, option: str) -> tuple[str, dict[str, Any]]:
     if name_or_file in preset_names():
         return name_or_file, _preset(name_or_file)
     path = Path(name_or_file)
     if not path.is_file():
         close = difflib.get_close_matches(name_or_file, preset_names(), n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"--config {name_or_file} is neither a file nor a preset ({', '.join(preset_names())}){hint}")
+        raise ConfigError(f"{option} {name_or_file} is neither a file nor a preset ({', '.join(preset_names())}){hint}")
     try:
         tree = read_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {name_or_file} is not YAML: {error}") from error
+        raise ConfigError(f"{option} {name_or_file} is not YAML: {error}") from error
     except OSError as error:
-        raise ConfigError(f"--config {name_or_file} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{option} {name_or_file} cannot be read: {error.strerror}") from error
     if not isinstance(tree, dict):
-        raise ConfigError(f"--config {name_or_file} must hold sections, not {type(tree).__name__}")
+        raise ConfigError(f"{option} {name_or_file} must hold sections, not {type(tree).__name__}")
     return name_or_file, tree
 
 

@@ -4,7 +4,7 @@ import difflib
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, get_type_hints
 
@@ -133,11 +133,50 @@ def flatten_chain(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any
     return flat
 
 
+def with_objects(
+    entries: Sequence[Mapping[str, Any]], objects: Sequence[BaseRolloutFilter]
+) -> list[Mapping[str, Any] | BaseRolloutFilter]:
+    """Return the chain's entries, flat, with filters that are objects already in place: before `dynamic_sampling`."""
+    flat = flatten_chain(entries)
+    at = next((i for i, entry in enumerate(flat) if entry["name"] == "dynamic_sampling"), len(flat))
+    return [*flat[:at], *objects, *flat[at:]]
+
+
+def object_name(filter_: BaseRolloutFilter) -> str:
+    """Return `module:Class`, by which a log names a filter that was given as an object."""
+    return f"{type(filter_).__module__}:{type(filter_).__qualname__}"
+
+
+def check_objects(filters: Sequence[BaseRolloutFilter]) -> tuple[BaseRolloutFilter, ...]:
+    """Return filters that a caller gives as objects; TypeError for what is not one."""
+    if isinstance(filters, str | BaseRolloutFilter) or not isinstance(filters, Iterable):
+        raise TypeError(f"filters is {filters!r}; it must be a list of filter objects, as in filters=[ShortOnly()]")
+    given = tuple(filters)
+    for place, one in enumerate(given):
+        if isinstance(one, BaseRolloutFilter):
+            continue
+        hint = "it must be an object of a subclass of BaseRolloutFilter"
+        if inspect.isclass(one) and issubclass(one, BaseRolloutFilter):
+            hint = f"it is a class; give an object of it, {one.__name__}(...)"
+        elif isinstance(one, str):
+            hint = "give an object, or name it under `filters` in the configuration"
+        raise TypeError(f"filters[{place}] is {one!r}; {hint}")
+    return given
+
+
 def build_chain(
-    entries: Sequence[Mapping[str, Any]], *, min_live: int, clock: Callable[[], float] | None = None
+    entries: Sequence[Mapping[str, Any] | BaseRolloutFilter],
+    *,
+    min_live: int,
+    clock: Callable[[], float] | None = None,
 ) -> Chain:
-    """Build the chain that a configuration lists."""
-    filters = [build_filter(entry) for entry in flatten_chain(entries)]
+    """Build the chain that a configuration lists; an entry may be a filter already (`with_objects`)."""
+    filters: list[BaseRolloutFilter] = []
+    for entry in entries:
+        if isinstance(entry, BaseRolloutFilter):
+            filters.append(entry)
+        else:
+            filters += map(build_filter, flatten_chain([entry]))
     refills = {f.refill for f in filters if isinstance(f, DynamicSampling)}
     if len(refills) > 1:
         raise ConfigError(

@@ -11,7 +11,6 @@ counted, and sizes are stated. The last line is one JSON object.
 import argparse
 import json
 import os
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -57,22 +56,12 @@ def timed_log(costs: Costs) -> None:
 
 def default_run(folder: Path, runtime: str, batches: int) -> tuple[float, Costs]:
     """Run the default preset in this process; return its seconds and what recording cost."""
-    from asyncrl.collectors.tasks.prepared import prepare_task
-    from asyncrl.configs import Override, load
-    from asyncrl.engine.cli.train import _train
+    from asyncrl.engine.run import run
 
     costs = Costs()
     timed_log(costs)
-    overrides = [Override("run.runtime", runtime, "bench"), Override("run.batches", batches, "bench")]
     started = time.perf_counter()
-    stdout, sys.stdout = sys.stdout, sys.stderr
-    try:
-        loaded = load("default", overrides)
-        code = _train(loaded, prepare_task(loaded.config.task.name, loaded.config.task.options, warm_up=False), folder)
-    finally:
-        sys.stdout = stdout
-    if code:
-        raise SystemExit(f"the run ended with code {code}")
+    run("default", folder, {"run.runtime": runtime, "run.batches": batches})
     return time.perf_counter() - started, costs
 
 

@@ -8,7 +8,7 @@ import typer
 
 from asyncrl.configs import Loaded, flatten
 from asyncrl.configs.reference import Entry, explain
-from asyncrl.engine.cli.options import ConfigOption, FilterOption, SetOption, fail, resolve
+from asyncrl.engine.cli.options import ConfigOption, FilterOption, SetOption, check, fail, resolve
 from asyncrl.engine.errors import ConfigError
 
 
@@ -27,7 +27,8 @@ def show_config(
     if not explain_:
         if key is not None:
             fail(f"config {key}: to explain a key, write asyncrl config --explain {key}")
-        loaded, _ = resolve(config, [], filter_ or [], set_ or [])
+        loaded = resolve(config, [], filter_ or [], set_ or [])
+        check(loaded)
         typer.echo(describe(loaded))
         return
     try:

@@ -12,7 +12,6 @@ from asyncrl.engine.cli.options import (
     ConfigOption,
     FilterOption,
     SetOption,
-    check_stale_mode,
     fail,
     see_user_folder,
 )
@@ -144,6 +143,7 @@ def _base(
 
 def _load(base: str, overrides: Sequence[Override], filters: Sequence[str]) -> Loaded:
     from asyncrl.configs import load
+    from asyncrl.engine.running.checks import check_stale_mode
     from asyncrl.filters import build_chain
 
     loaded = load(base, overrides, filters)

@@ -1,18 +1,21 @@
 """`runtime: local`: the whole run in this process, on one event loop, one order for one seed."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 
 import torch
 
 from asyncrl.collectors.tasks.prepared import PreparedTask
 from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.blocking import in_place
+from asyncrl.engine.aio.call_in import CallIn, call_here
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.deployment import Deployment
 from asyncrl.engine.lifecycle.checks import warn_of_settings
 from asyncrl.engine.lifecycle.parts import (
+    all_taggers,
     build_collector,
     build_rank,
     collector_model,
@@ -24,13 +27,24 @@ from asyncrl.engine.lifecycle.parts import (
     train_partition,
 )
 from asyncrl.engine.weights.base import InProcess
+from asyncrl.filters.taggers import Tagger
 from asyncrl.trainers.reducer import Meeting
 
 
 @asynccontextmanager
-async def local_deployment(config: RunConfig, prepared: PreparedTask) -> AsyncIterator[Deployment]:
-    """Build everything here, on the first GPU where GPUs are used; nothing outlives the context."""
+async def local_deployment(
+    config: RunConfig,
+    prepared: PreparedTask,
+    *,
+    taggers: Mapping[str, Tagger] = MappingProxyType({}),
+    call_in: CallIn = call_here,
+) -> AsyncIterator[Deployment]:
+    """Build everything here, on the first GPU where GPUs are used; nothing outlives the context.
+
+    `taggers` are those of filters that are not in the configuration. The task scores by `call_in`.
+    """
     task = prepared.task
+    tagging = all_taggers(config, taggers)
     torch.set_num_threads(config.trainer.threads)
     plane = LocalPlane(
         clock=time.monotonic,
@@ -47,10 +61,11 @@ async def local_deployment(config: RunConfig, prepared: PreparedTask) -> AsyncIt
             config,
             i,
             model=collector_model(config, 0),
-            scorer=local_scorer(config, task),
+            scorer=local_scorer(config, task, taggers=tagging, call_in=call_in),
             plane=plane,
             transport=transport,
             blocking=in_place,
+            taggers=tagging,
         )
         for i in range(config.collector.count)
     ]

@@ -1,7 +1,7 @@
 """Collectors and ranks from a configuration, the same in every world."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from asyncrl.collectors.tasks import Task, load_task
 from asyncrl.collectors.tasks.load import task_class
 from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.blocking import Blocking
+from asyncrl.engine.aio.call_in import CallIn
 from asyncrl.engine.data_plane.base import DataPlane, Partition
 from asyncrl.engine.deployment import CONSUMER, PARTITION
 from asyncrl.engine.model.causal_lm import build_model
@@ -26,6 +27,7 @@ from asyncrl.engine.model.tokenizer import CharTokenizer, Tokenizer, load_tokeni
 from asyncrl.engine.records.columns import COLUMNS, REFERENCE_LOGPROBS, TRAINER_LOGPROBS
 from asyncrl.engine.weights.base import WeightTransport
 from asyncrl.filters import build_chain
+from asyncrl.filters.taggers import Tagger
 from asyncrl.trainers.backends.alike import Alike
 from asyncrl.trainers.backends.torch_backend import TorchBackend
 from asyncrl.trainers.cost.model import CostModel
@@ -88,20 +90,26 @@ def positions_of(architecture: Any) -> int | None:
     return int(found) if found else None
 
 
-def _score_rules(config: RunConfig) -> Rules:
-    taggers = build_chain(config.filters, min_live=config.rollout.min_live).taggers
+def all_taggers(config: RunConfig, more: Mapping[str, Tagger]) -> dict[str, Tagger]:
+    """Return the taggers of the configured filters, and `more`, those of filters that were given as objects."""
+    return {**build_chain(config.filters, min_live=config.rollout.min_live).taggers, **more}
+
+
+def _score_rules(config: RunConfig, taggers: Mapping[str, Tagger]) -> Rules:
     return Rules(config.task.name, config.collector.score_timeout_s, frozenset(taggers))
 
 
-def local_scorer(config: RunConfig, task: Task) -> Scorer:
-    """Return what scores in this thread, in one order for one seed."""
-    kind = AsyncScorer if inspect.iscoroutinefunction(task.score) else InPlaceScorer
-    return kind(task, _score_rules(config))
+def local_scorer(config: RunConfig, task: Task, *, taggers: Mapping[str, Tagger], call_in: CallIn) -> Scorer:
+    """Return what scores while the event loop waits, in one order for one seed; by `call_in` if it is not async."""
+    rules = _score_rules(config, taggers)
+    if inspect.iscoroutinefunction(task.score):
+        return AsyncScorer(task, rules)
+    return InPlaceScorer(task, rules, call_in=call_in)
 
 
-def ray_scorer(config: RunConfig) -> Scorer:
+def ray_scorer(config: RunConfig, *, taggers: Mapping[str, Tagger]) -> Scorer:
     """Return what scores beside a collector's event loop; processes start at once, and the task is built in them."""
-    rules, task, collector = _score_rules(config), config.task, config.collector
+    rules, task, collector = _score_rules(config, taggers), config.task, config.collector
     if inspect.iscoroutinefunction(task_class(task.name).score):
         return AsyncScorer(load_task(task.name, task.options), rules)
     if not collector.score_processes:
@@ -123,6 +131,7 @@ def build_collector(
     plane: DataPlane,
     transport: WeightTransport,
     blocking: Blocking[Any],
+    taggers: Mapping[str, Tagger],
 ) -> Collector:
     tokenizer = run_tokenizer(config)
     check_cached(model, pad_id=tokenizer.pad_id)
@@ -144,7 +153,7 @@ def build_collector(
         tokenizer=tokenizer,
         plane=plane,
         transport=transport,
-        taggers=build_chain(config.filters, min_live=config.rollout.min_live).taggers,
+        taggers=taggers,
     )
 
 

@@ -6,6 +6,10 @@ users set options, not variables.
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from asyncrl.engine.errors import ConfigError
 
 _LOOPBACK = {
     # Ray and TransferQueue then listen on 127.0.0.1; read when Ray is imported.
@@ -31,9 +35,45 @@ _QUIET = {
 
 def prepare(threads: int) -> None:
     """Set what is not set; RuntimeError if Ray is imported already without it."""
-    late = "ray" in sys.modules and os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") != "0"
-    if late:
+    if _too_late():
         raise RuntimeError("prepare the environment before importing ray, or Ray listens on all interfaces")
-    wanted = {**_LOOPBACK, **_FRUGAL, **_AS_STARTED, **_QUIET, "OMP_NUM_THREADS": str(threads)}
-    for name, value in wanted.items():
+    for name, value in _wanted(threads).items():
         os.environ.setdefault(name, value)
+
+
+@contextmanager
+def prepared(threads: int) -> Iterator[None]:
+    """Prepare for the length of the context; the environment is then as it was."""
+    added = _wanted(threads).keys() - os.environ.keys()
+    prepare(threads)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def check_no_other_ray() -> None:
+    """Refuse a process in which somebody else imported or started Ray: ConfigError."""
+    if "ray" not in sys.modules:
+        return
+    if sys.modules["ray"].is_initialized():
+        raise ConfigError(
+            "run.runtime is 'ray', and Ray runs in this process already; a run has a Ray of its own. "
+            "Call ray.shutdown() first, or set run.runtime to 'local'"
+        )
+    if _too_late():
+        raise ConfigError(
+            "run.runtime is 'ray', and this process has imported ray before the run, so that Ray would listen on all "
+            "interfaces. Start without that import, or set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 before it"
+        )
+
+
+def _wanted(threads: int) -> dict[str, str]:
+    return {**_LOOPBACK, **_FRUGAL, **_AS_STARTED, **_QUIET, "OMP_NUM_THREADS": str(threads)}
+
+
+def _too_late() -> bool:
+    """Whether Ray was imported without the setting, which it read then."""
+    constants = sys.modules.get("ray._private.ray_constants")
+    return "ray" in sys.modules and bool(getattr(constants, "ENABLE_RAY_CLUSTER", True))

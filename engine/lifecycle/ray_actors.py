@@ -5,6 +5,7 @@ it, `connect` attaches to the data plane. The event loop stays free: blocking wo
 """
 
 import os
+import pickle
 import sys
 from typing import Any
 
@@ -14,7 +15,14 @@ from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.blocking import in_thread
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.deployment import PARTITION
-from asyncrl.engine.lifecycle.parts import build_collector, build_rank, collector_model, rank_model, ray_scorer
+from asyncrl.engine.lifecycle.parts import (
+    all_taggers,
+    build_collector,
+    build_rank,
+    collector_model,
+    rank_model,
+    ray_scorer,
+)
 from asyncrl.engine.weights.ray_store import RayObjectStore
 from asyncrl.trainers.extras import extras_of
 from asyncrl.trainers.reducer import Alone, Gloo, Reducer
@@ -51,10 +59,16 @@ def _has_own_gpu(model: Any, ranks: int) -> bool:
 
 
 class CollectorActor(_ActorProcess):
-    def __init__(self, config: RunConfig, index: int, user_path: str) -> None:
+    """`pickled_taggers` are those of filters that are not in the configuration, by tag.
+
+    They come as bytes, to be read once the user's modules, which they may name, can be imported.
+    """
+
+    def __init__(self, config: RunConfig, index: int, user_path: str, pickled_taggers: bytes) -> None:
         super().__init__(config, index, user_path, threads=config.collector.threads)
+        self._taggers = all_taggers(config, pickle.loads(pickled_taggers))
         # Its processes start beside the model's load.
-        self._scorer = ray_scorer(config)
+        self._scorer = ray_scorer(config, taggers=self._taggers)
         self._model = collector_model(config, config.trainer.ranks + index)
 
     async def connect(self) -> None:
@@ -66,6 +80,7 @@ class CollectorActor(_ActorProcess):
             plane=await self._plane(),
             transport=RayObjectStore(),
             blocking=in_thread,
+            taggers=self._taggers,
         )
 
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import anyio
@@ -23,12 +24,13 @@ from asyncrl.engine.aio.outbox import Numbered
 from asyncrl.engine.data_plane.shared_memory import shared_directory
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.deployment import Deployment
-from asyncrl.engine.errors import ActorDied, Overdue
+from asyncrl.engine.errors import ActorDied, ConfigError, Overdue
 from asyncrl.engine.lifecycle.checks import warn_of_settings
 from asyncrl.engine.lifecycle.parts import cost_model, run_tokenizer, tokenized, train_partition
 from asyncrl.engine.lifecycle.ray_actors import CollectorActor, RankActor
 from asyncrl.engine.records import Grant
 from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.filters.taggers import Tagger
 from asyncrl.trainers.reducer import MeetingPoint
 
 log = structlog.get_logger()
@@ -130,14 +132,19 @@ class RemoteRank(RemoteActor):
 @asynccontextmanager
 async def ray_cluster() -> AsyncIterator[None]:
     """Start Ray on this node's loopback for the length of the context; `prepare` comes first."""
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    await anyio.to_thread.run_sync(_start_ray)
-    log.info("Ray started")
+    rays = logging.getLogger("ray")
+    level = rays.level
+    rays.setLevel(logging.ERROR)
     try:
-        yield
+        await anyio.to_thread.run_sync(_start_ray)
+        log.info("Ray started")
+        try:
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(ray.shutdown)
     finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(ray.shutdown)
+        rays.setLevel(level)
 
 
 def _start_ray() -> None:
@@ -159,15 +166,23 @@ def _start_ray() -> None:
 
 
 @asynccontextmanager
-async def ray_deployment(config: RunConfig, prepared: PreparedTask) -> AsyncIterator[Deployment]:
-    """Start the actors and TransferQueue on a running Ray, all at once; end them with the context."""
+async def ray_deployment(
+    config: RunConfig, prepared: PreparedTask, *, taggers: Mapping[str, Tagger] = MappingProxyType({})
+) -> AsyncIterator[Deployment]:
+    """Start the actors and TransferQueue on a running Ray, all at once; end them with the context.
+
+    `taggers` are those of filters that are not in the configuration; ConfigError if they cannot be pickled.
+    """
     user_path = str(Path.cwd())
+    pickled_taggers = _pickled(taggers)
     cost = cost_model(config)
     warn_of_settings(config)
     remote = {"num_cpus": 0, "max_restarts": 0}
     collectors = [
         RemoteCollector(
-            f"collector{i}", ray.remote(CollectorActor).options(**remote).remote(config, i, user_path), config
+            f"collector{i}",
+            ray.remote(CollectorActor).options(**remote).remote(config, i, user_path, pickled_taggers),
+            config,
         )
         for i in range(config.collector.count)
     ]
@@ -216,6 +231,17 @@ async def ray_deployment(config: RunConfig, prepared: PreparedTask) -> AsyncIter
             examples=tokenized(prepared.examples, run_tokenizer(config)),
             cost=cost.flops if cost else None,
         )
+
+
+def _pickled(taggers: Mapping[str, Tagger]) -> bytes:
+    """Pickle taggers, functions of a notebook too, which no other process can import."""
+    try:
+        pickled: bytes = ray.cloudpickle.dumps(dict(taggers))
+    except Exception as error:  # The edge of user code: what a tagger holds may raise anything.
+        raise ConfigError(
+            f"the taggers of tags {', '.join(taggers)} cannot travel to the collectors: {error!r}"
+        ) from error
+    return pickled
 
 
 def _import_transfer_queue() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import structlog
 
-from asyncrl.engine.cli.logs import log_to
-from asyncrl.engine.cli.output import Output
 from asyncrl.engine.errors import NotWritten
+from asyncrl.engine.running.logs import log_to
+from asyncrl.engine.running.output import Output
 
 
 class Full(io.StringIO):

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from asyncrl.engine.cli.signals import EndSignals
+from asyncrl.engine.running.signals import EndSignals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -6,11 +6,17 @@ from typing import Any
 
 import pytest
 
-from asyncrl.engine.cli.run_files import RunFiles
+from asyncrl.engine.cli.terminal import explain
 from asyncrl.engine.errors import NotWritten
+from asyncrl.engine.events.ledger import Ledger
+from asyncrl.engine.events.progress import Progress
+from asyncrl.engine.events.summary import Ends, summarise_log
 from asyncrl.engine.records.ending import Ending
+from asyncrl.engine.running.outcome import RunFailed, Summary
+from asyncrl.engine.running.run_files import RunFiles
 
 DONE = Ending(0, "step limit reached")
+SUMMARY = summarise_log(Ledger(), Progress(), Ends(), bias_warning=0.9)
 
 
 def written(path: Path) -> Any:
@@ -33,7 +39,7 @@ def test_a_file_that_cannot_be_written_fails_the_run_and_spares_the_other(
     (tmp_path / bad).mkdir()
     files = RunFiles(tmp_path, lambda _: None)
     ending = files.finish(DONE, {"steps": 3}, {"filters": {}})
-    files.explain(ending)
+    explain(RunFailed(ending.reason, Summary.of(SUMMARY, tmp_path), files.lost))
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {tmp_path / bad} could not be written: [Errno 21] Is a directory")
     assert ending.code == 1

@@ -1,19 +1,28 @@
-"""The files that a run leaves when it has ended, and what is said of those that could not be written."""
+"""The folder of a run, the files that it leaves when it has ended, and which of them could not be written."""
 
 import json
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from asyncrl.engine.errors import NotWritten
+from asyncrl.engine.errors import ConfigError, NotWritten
+from asyncrl.engine.events.segments import FILE_NAME as EVENTS
 from asyncrl.engine.events.summary import FILE_NAME as SUMMARY
 from asyncrl.engine.records.ending import Ending, failure
 
 FILTERS = "filters.json"
+
+
+def make_directory(directory: Path, *, named: str) -> Path:
+    """Make a run's folder; ConfigError that calls it `named` if it holds a run already, or cannot be made."""
+    if (directory / EVENTS).exists():
+        raise ConfigError(f"{named} is {str(directory)!r}, which holds a run already; name a new folder")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{named}: cannot make the folder {directory}: {error}") from error
+    return directory
 
 
 class RunFiles:
@@ -45,14 +54,10 @@ class RunFiles:
             self._save(SUMMARY, summary)
         return final
 
-    def explain(self, ending: Ending) -> None:
-        """Print a line for each lost file; the first cause of another failure with traceback and where to look."""
-        named = [*self._lost, *([ending.error] if isinstance(ending.error, NotWritten) else [])]
-        for line in dict.fromkeys(map(str, named)):
-            _say(line)
-        if ending.error is not None and not isinstance(ending.error, NotWritten):
-            typer.echo("".join(traceback.format_exception(ending.error)).rstrip(), err=True)
-            _say(f"{ending.reason} (see {self._directory / 'log.jsonl'} and {self._directory / 'events.jsonl'})")
+    @property
+    def lost(self) -> tuple[NotWritten, ...]:
+        """What could not be written, in order, each cause once."""
+        return tuple({str(error): error for error in self._lost}.values())
 
     def _judge(self, ending: Ending, summary: dict[str, Any]) -> Ending:
         if self._lost and ending.code != 1:
@@ -71,7 +76,3 @@ class RunFiles:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
             self._lost.append(NotWritten.of(path, error))
-
-
-def _say(line: str) -> None:
-    typer.secho(f"error: {line}", fg=typer.colors.RED, err=True)

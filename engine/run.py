@@ -1,0 +1,161 @@
+"""The entrance: one call checks everything, trains, and returns what the run came to."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from asyncrl.configs import Loaded, Override, RunConfig, flatten, load
+from asyncrl.configs.load import DEFAULT_PRESET, as_overrides
+from asyncrl.engine.errors import ConfigError, TraceError
+from asyncrl.engine.events.alarms import Alarms
+from asyncrl.engine.events.bias_alarm import BiasAlarm
+from asyncrl.engine.events.ledger import Ledger
+from asyncrl.engine.events.log import FILE_NAME, EventLog, Fold
+from asyncrl.engine.events.progress import Progress
+from asyncrl.engine.events.summary import Ends, summarise_log
+from asyncrl.engine.events.types import AnyEvent, StepEnded
+from asyncrl.engine.records.ending import Ending, failure
+from asyncrl.engine.running.checks import check_process, check_runnable
+from asyncrl.engine.running.driver import Driver, Order
+from asyncrl.engine.running.host import Host
+from asyncrl.engine.running.logs import log_to
+from asyncrl.engine.running.outcome import RunFailed, RunInterrupted, Summary
+from asyncrl.engine.running.process_state import only_run
+from asyncrl.engine.running.run_files import RunFiles, make_directory
+from asyncrl.engine.running.signals import EndSignals
+from asyncrl.engine.running.threads import is_main_thread, run_beside_loop
+from asyncrl.filters import BaseRolloutFilter
+from asyncrl.filters.load import check_objects
+
+Config = RunConfig | Loaded | str | PathLike[str] | None
+
+
+def run(
+    config: Config,
+    directory: str | PathLike[str],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    filters: Sequence[BaseRolloutFilter] = (),
+    progress: Callable[[StepEnded], Any] | None = None,
+    host: Host | None = None,
+) -> Summary:
+    """Train, and return what it came to: `asyncrl train` from Python.
+
+        summary = asyncrl.run("default", "runs/first", {"run.runtime": "local"})
+
+    `config` is a preset's name, a YAML file, a RunConfig, or None for the default; `overrides` are values on top,
+    as in `load_config`. The run's files go to `directory`, which is made, and must not hold a run already.
+    `filters` are objects, put into the configured chain before `dynamic_sampling`. Each keeps its state, so give
+    every run new ones. `progress` is called at the end of each step with the event that the log has of it.
+
+    It returns when the run has reached its limit. A run that failed raises RunFailed, caused by the first error;
+    Ctrl-C finishes the step, settles and raises RunInterrupted, a KeyboardInterrupt; both have the `summary`. What
+    cannot work is a ConfigError, or a TypeError for a filter that is none, before anything starts. Nothing is
+    printed (the log is in the folder), and nothing is left in the process.
+
+    Under an event loop, as in a notebook, the run has a thread of its own, and this call waits for it. Signals are
+    taken in the main thread only. A process can run one at a time: RuntimeError for a second one beside it.
+    """
+    host = host or Host()
+    objects = check_objects(filters)
+    loaded = _loaded(config, overrides or {})
+    with only_run():
+        check_process(loaded.config)
+        task = check_runnable(loaded, objects)
+        order = Order(loaded.config, task, _make_directory(loaded, Path(fspath(directory))), objects)
+        return _carry_out(order, host, progress)
+
+
+def _loaded(config: Config, overrides: Mapping[str, Any]) -> Loaded:
+    given = as_overrides(overrides)
+    if isinstance(config, Loaded) and not given:
+        return config
+    if isinstance(config, Loaded):
+        known = [Override(path, value, config.sources[path]) for path, value in flatten(config.config).items()]
+        return load(DEFAULT_PRESET, [*known, *given])
+    if isinstance(config, RunConfig):
+        known = [Override(path, value, "the RunConfig given") for path, value in flatten(config).items()]
+        return load(DEFAULT_PRESET, [*known, *given])
+    return load(DEFAULT_PRESET if config is None else fspath(config), given, option="config")
+
+
+def _make_directory(loaded: Loaded, directory: Path) -> Path:
+    configured = loaded.config.run.directory
+    if configured is None:
+        return make_directory(directory, named="directory")
+    named = loaded.sources["run.directory"]
+    if Path(configured) != directory:
+        raise ConfigError(
+            f"run.directory (from {named}) is {configured!r}, and the directory given is {str(directory)!r}; "
+            "leave run.directory out"
+        )
+    return make_directory(directory, named=named)
+
+
+def _carry_out(order: Order, host: Host, on_step: Callable[[StepEnded], Any] | None) -> Summary:
+    """Run what was checked, write its files, and say how it came out."""
+    rollout, directory = order.config.rollout, order.directory
+    # Looked up at each warning: where logs go is settled below.
+    alarms = Alarms(warn=lambda message, **figures: structlog.get_logger().warning(message, **figures))
+    ledger, progress, ends = Ledger(), Progress(order.config.run.reward_window, alarms), Ends()
+    driver = Driver(order, progress, host)
+    files = RunFiles(directory, driver.end)
+    host.begin(order.config, directory, ledger=ledger, progress=progress)
+    with ExitStack() as outer:
+        take_signals: Callable[[], None] = _no_signals
+        if is_main_thread():
+            take_signals = outer.enter_context(EndSignals(driver.interrupt, kill=driver.kill)).install
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(log_to(directory / "log.jsonl", lost=files.lose, complain=host.complain))
+                alarm = BiasAlarm(progress.length_bias, below=rollout.bias_warning, warn=structlog.get_logger().warning)
+                folds: list[Fold] = [ledger, progress, ends, alarm]
+                if on_step is not None:
+                    folds.append(_Steps(on_step, driver.end))
+                path = directory / FILE_NAME
+                events = EventLog(
+                    clock=time.monotonic, wall=time.time, folds=folds, path=path, threaded=True, on_failure=files.lose
+                )
+            except (TraceError, OSError) as error:
+                # Another process began a run in this folder at the same moment; or nothing can be written there.
+                raise ConfigError(str(error)) from error
+            stack.callback(events.close)
+            ending = run_beside_loop(lambda call_in: driver.run(events, take_signals, call_in))
+        content = summarise_log(ledger, progress, ends, started_wall=host.began_wall, bias_warning=rollout.bias_warning)
+        ending = files.finish(ending, content, driver.filter_state)
+    return _told(ending, Summary.of(content, directory), files)
+
+
+def _told(ending: Ending, summary: Summary, files: RunFiles) -> Summary:
+    if ending.code == 0:
+        return summary
+    if ending.code != 1:
+        raise RunInterrupted(f"{ending.reason}; what was done is in {summary.directory}", summary)
+    where = f"see {summary.directory / 'log.jsonl'} and {summary.directory / FILE_NAME}"
+    raise RunFailed(f"{ending.reason} ({where})", summary, files.lost) from ending.error
+
+
+def _no_signals() -> None:
+    """Take no signals, where this is not the main thread."""
+
+
+class _Steps:
+    """A fold that calls a user's function at the end of each step; what it raises ends the run in order."""
+
+    kinds = (StepEnded,)
+
+    def __init__(self, call: Callable[[StepEnded], Any], end: Callable[[Ending], None]) -> None:
+        self._call = call
+        self._end = end
+
+    def apply(self, event: AnyEvent) -> None:
+        assert isinstance(event, StepEnded)
+        try:
+            self._call(event)
+        except Exception as error:  # The edge of user code.
+            self._end(failure(error))
