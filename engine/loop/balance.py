@@ -18,6 +18,7 @@ Invariant: it depends on logged events alone, in their order, so a replay derive
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
 
 from asyncrl.engine.events.types import AnyEvent, Dispatched, Put, Settled
 from asyncrl.engine.records.fate import CANCELLED, RECALLED, dropped
@@ -53,7 +54,8 @@ class _Pace:
 
     @property
     def oldest(self) -> float:
-        return min((since for since, _ in self.began.values()), default=math.inf)
+        """When the oldest group in flight began; groups begin in order."""
+        return next(iter(self.began.values()), (math.inf, 0))[0]
 
     def measure(self, seconds: float, load: int) -> None:
         if self.tried_again:
@@ -73,6 +75,9 @@ class Balance:
         self._exact = exact
         self._place: dict[int, str] = {}
         self._now = 0.0
+        # What is expected of each collector, best first; of many groups granted at once a heap spares the scans.
+        self._ranked: list[tuple[float, int, str]] = []
+        self._fastest = 0.0
         self._unproven = set(self._paces)
         self._most_brought = 0
         self._longest = 0.0
@@ -83,16 +88,21 @@ class Balance:
             case Dispatched():
                 self._begin(event)
             case Put():
+                self._ranked.clear()
                 self._bring(event.group)
             case Settled():
+                self._ranked.clear()
                 self._end(event)
 
     def choose(self) -> str:
         """Return the collector that should get the next group; of equals the one with least in flight, by name."""
         if self._exact:
             return min(self._paces, key=lambda name: self._paces[name].granted)
-        fastest = min((pace.seconds for pace in self._paces.values() if pace.measured), default=0.0)
-        return min(self._paces, key=lambda name: self._expected(self._paces[name], fastest))
+        if not self._ranked:
+            self._fastest = min((pace.seconds for pace in self._paces.values() if pace.measured), default=0.0)
+            self._ranked = [(*self._expected(pace), name) for name, pace in self._paces.items()]
+            heapify(self._ranked)
+        return self._ranked[0][-1]
 
     def late(self) -> dict[str, tuple[float, list[int]]]:
         """Return by collector that brought nothing yet when it is late, in the log's time, and its groups in flight.
@@ -113,14 +123,14 @@ class Balance:
                 found[name] = (pace.oldest + LATE_AFTER * max(self._longest, pace.in_vain), sorted(pace.began))
         return found
 
-    def _expected(self, pace: _Pace, fastest: float) -> tuple[float, int]:
+    def _expected(self, pace: _Pace) -> tuple[float, int]:
         """Return the seconds after which one more group is expected from a collector, and what it has in flight."""
         in_flight = len(pace.began)
         if not pace.measured:
             if pace.in_vain:
                 return (0.0, 0) if self._is_forgotten(pace) else (math.inf, in_flight)
             # Nothing is known but that its first group takes as long as it has been in flight.
-            return max(fastest, self._now - min(pace.oldest, self._now)) * (1 + in_flight) / 2, in_flight
+            return max(self._fastest, self._now - min(pace.oldest, self._now)) * (1 + in_flight) / 2, in_flight
         if self._is_forgotten(pace):
             return 0.0, 0
         return pace.seconds * (1 + (in_flight + 1) / pace.load) / 2, in_flight
@@ -140,6 +150,10 @@ class Balance:
         pace.last_grant = self._now
         pace.began[event.group] = (self._now, len(pace.began) + 1)
         self._place[event.group] = event.collector
+        if self._ranked and self._ranked[0][-1] == event.collector:
+            heapreplace(self._ranked, (*self._expected(pace), event.collector))
+        else:
+            self._ranked.clear()
 
     def _bring(self, group: int) -> None:
         if group in self._place:

@@ -139,9 +139,12 @@ def test_a_collector_from_which_groups_were_recalled_is_tried_with_one_at_a_time
     desk.recall(1, 3)
     assert set(desk.grant(20)) == {"quick"}
     desk.t = 64.0
+    assert desk.grant() == ["quick"]
+    desk.t = 65.0
+    desk.arrive(24)
     assert desk.grant(3).count("slow") == 1
     (tried,) = (group for _, groups in desk.balance.late().values() for group in groups)
-    assert desk.balance.late() == {"slow": (68.0, [tried])}
+    assert desk.balance.late() == {"slow": (69.0, [tried])}
     desk.t = 67.0
     desk.arrive(tried)
     assert not desk.balance.late()
