@@ -80,11 +80,14 @@ class EventLog:
         self._folds = (*self._folds, fold)
         self._applies.clear()
 
+    @property
+    def now(self) -> float:
+        """The log's time, seconds, as an event would have it that was appended now."""
+        return round(self._clock() - self._start, 6)
+
     def append(self, event: AnyEvent) -> None:
         self._seq += 1
-        event = msgspec.structs.replace(
-            event, seq=self._seq, t=round(self._clock() - self._start, 6), wall=round(self._wall(), 3)
-        )
+        event = msgspec.structs.replace(event, seq=self._seq, t=self.now, wall=round(self._wall(), 3))
         failed: OSError | None = None
         if self._writer is not None:
             try:

@@ -12,6 +12,7 @@ from asyncrl.engine.records.fate import (
     NO_TOKENS,
     OVER_BUDGET,
     QUEUE_TIMEOUT,
+    RECALLED,
     STALE,
     split_fate,
 )
@@ -29,6 +30,8 @@ _REMEDIES = {
     "staleness/stale": _AGE,
     "staleness/stale_tokens": _AGE,
     CANCELLED: _AGE,
+    RECALLED: "a collector brought nothing in twice the time of the others: look at its device, or lower "
+    "{collector.count}",
     "zero_std": _FLAT,
     "dynamic_sampling/out_of_band": "widen low and high of the filter dynamic_sampling, or take other prompts",
     "difficulty/too_hard": "lower low of the filter difficulty, or take easier prompts",

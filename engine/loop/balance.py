@@ -6,17 +6,22 @@ grows with what the collector has in flight. So equal collectors have equally mu
 group only while the others have so much that theirs would take as long.
 
 Example: groups of one collector take 1 s, of the other 10 s, with 4 in flight at each. The slow one, with none left
-in flight, is expected to take (1 + 1/4) / 2 · 10 s = 6.25 s; the quick one takes that long with 46 in flight. Nothing
-is known of a collector until its first group arrives: a slow one has its equal share of the first grants, once.
+in flight, is expected to take (1 + 1/4) / 2 · 10 s = 6.25 s; the quick one takes that long with 46 in flight.
+
+Nothing is known of a collector until its first group arrives: a slow one has its equal share of the first grants. It
+is late when it has brought nothing in twice the time of the others' longest group; then these are issued again
+elsewhere (`recall.py`), and it is tried with one group at a time, more and more seldom.
 
 Invariant: it depends on logged events alone, in their order, so a replay derives it again.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
 
 from asyncrl.engine.events.types import AnyEvent, Dispatched, Put, Settled
-from asyncrl.engine.records.fate import CANCELLED, dropped
+from asyncrl.engine.records.fate import CANCELLED, RECALLED, dropped
 
 REMEMBERED_GROUPS = 16
 """Groups of whose times a collector's mean is made; fewer follow its pace sooner and swing with every long group."""
@@ -25,9 +30,17 @@ TRIED_AGAIN_AFTER = 16
 """A collector that got nothing for so many of its own times gets one group, to see whether it is still as slow."""
 
 
+LATE_AFTER = 2
+"""A collector is late that brought nothing in so many times the longest that any group of another one took."""
+
+
 @dataclass(eq=False, slots=True)
 class _Pace:
-    """What is known of one collector. `began` is by group in flight: when, with how many in flight, itself included."""
+    """What is known of one collector. `began` is by group in flight: when, with how many in flight, itself included.
+
+    `brought` counts groups put, and `in_vain` is the seconds for which it had groups until they were taken from it
+    because it brought none.
+    """
 
     granted: int = 0
     began: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -36,6 +49,13 @@ class _Pace:
     seconds: float = 0.0
     load: float = 1.0
     tried_again: bool = False
+    brought: int = 0
+    in_vain: float = 0.0
+
+    @property
+    def oldest(self) -> float:
+        """When the oldest group in flight began; groups begin in order."""
+        return next(iter(self.began.values()), (math.inf, 0))[0]
 
     def measure(self, seconds: float, load: int) -> None:
         if self.tried_again:
@@ -55,6 +75,12 @@ class Balance:
         self._exact = exact
         self._place: dict[int, str] = {}
         self._now = 0.0
+        # What is expected of each collector, best first; of many groups granted at once a heap spares the scans.
+        self._ranked: list[tuple[float, int, str]] = []
+        self._fastest = 0.0
+        self._unproven = set(self._paces)
+        self._most_brought = 0
+        self._longest = 0.0
 
     def apply(self, event: AnyEvent) -> None:
         self._now = event.t
@@ -62,47 +88,96 @@ class Balance:
             case Dispatched():
                 self._begin(event)
             case Put():
-                self._end(event.group, measured=True)
+                self._ranked.clear()
+                self._bring(event.group)
             case Settled():
-                # A group that was cancelled took too long; one that failed says nothing of the time that groups take.
-                self._end(event.group, measured=dropped(CANCELLED) in event.fates)
+                self._ranked.clear()
+                self._end(event)
 
     def choose(self) -> str:
         """Return the collector that should get the next group; of equals the one with least in flight, by name."""
         if self._exact:
             return min(self._paces, key=lambda name: self._paces[name].granted)
-        fastest = min((pace.seconds for pace in self._paces.values() if pace.measured), default=0.0)
-        return min(self._paces, key=lambda name: self._expected(self._paces[name], fastest))
+        if not self._ranked:
+            self._fastest = min((pace.seconds for pace in self._paces.values() if pace.measured), default=0.0)
+            self._ranked = [(*self._expected(pace), name) for name, pace in self._paces.items()]
+            heapify(self._ranked)
+        return self._ranked[0][-1]
 
-    def _expected(self, pace: _Pace, fastest: float) -> tuple[float, int]:
+    def late(self) -> dict[str, tuple[float, list[int]]]:
+        """Return by collector that brought nothing yet when it is late, in the log's time, and its groups in flight.
+
+        None is late before another one has brought as many groups as it has in flight.
+
+        Example: one collector brought its groups within 1 s. Another one, granted groups at 0 s, is late at 2 s. They
+        are recalled. It gets one group when 16 times 4 s have passed, with which it is late after 4 s.
+        """
+        if self._exact:
+            return {}
+        found = {}
+        for name in self._unproven:
+            pace = self._paces[name]
+            # Of one group nobody knows whether it is long or its collector slow, unless that was late before.
+            fewest = 1 if pace.in_vain else 2
+            if fewest <= len(pace.began) <= self._most_brought:
+                found[name] = (pace.oldest + LATE_AFTER * max(self._longest, pace.in_vain), sorted(pace.began))
+        return found
+
+    def _expected(self, pace: _Pace) -> tuple[float, int]:
         """Return the seconds after which one more group is expected from a collector, and what it has in flight."""
         in_flight = len(pace.began)
         if not pace.measured:
+            if pace.in_vain:
+                return (0.0, 0) if self._is_forgotten(pace) else (math.inf, in_flight)
             # Nothing is known but that its first group takes as long as it has been in flight.
-            oldest = min((since for since, _ in pace.began.values()), default=self._now)
-            return max(fastest, self._now - oldest) * (1 + in_flight) / 2, in_flight
+            return max(self._fastest, self._now - min(pace.oldest, self._now)) * (1 + in_flight) / 2, in_flight
         if self._is_forgotten(pace):
             return 0.0, 0
         return pace.seconds * (1 + (in_flight + 1) / pace.load) / 2, in_flight
 
     def _is_forgotten(self, pace: _Pace) -> bool:
-        waited_s = self._now - pace.last_grant
-        return bool(pace.measured) and not pace.began and waited_s >= TRIED_AGAIN_AFTER * pace.seconds
+        # The next try of a collector that brings nothing is longer than the last.
+        known_s = pace.seconds if pace.measured else LATE_AFTER * pace.in_vain
+        return known_s > 0 and not pace.began and self._now - pace.last_grant >= TRIED_AGAIN_AFTER * known_s
 
     def _begin(self, event: Dispatched) -> None:
-        pace = self._paces.setdefault(event.collector, _Pace())
+        if event.collector not in self._paces:
+            self._paces[event.collector] = _Pace()
+            self._unproven.add(event.collector)
+        pace = self._paces[event.collector]
         pace.tried_again = pace.tried_again or self._is_forgotten(pace)
         pace.granted += 1
         pace.last_grant = self._now
         pace.began[event.group] = (self._now, len(pace.began) + 1)
         self._place[event.group] = event.collector
+        if self._ranked and self._ranked[0][-1] == event.collector:
+            heapreplace(self._ranked, (*self._expected(pace), event.collector))
+        else:
+            self._ranked.clear()
 
-    def _end(self, group: int, *, measured: bool) -> None:
-        name = self._place.pop(group, None)
-        if name is None:
+    def _bring(self, group: int) -> None:
+        if group in self._place:
+            self._unproven.discard(self._place[group])
+            pace, seconds, load = self._take(group)
+            pace.measure(seconds, load)
+            pace.brought += 1
+            self._most_brought = max(self._most_brought, pace.brought)
+            self._longest = max(self._longest, seconds)
+
+    def _end(self, event: Settled) -> None:
+        """Note a group that was not put. One that failed says nothing of the time that groups take."""
+        if event.group not in self._place:
             return
-        pace = self._paces[name]
+        pace, seconds, load = self._take(event.group)
+        if dropped(CANCELLED) in event.fates or dropped(RECALLED) in event.fates:
+            if pace.measured:
+                pace.measure(seconds, load)
+            else:
+                pace.in_vain = max(pace.in_vain, seconds)
+
+    def _take(self, group: int) -> tuple[_Pace, float, int]:
+        """Take a group that was in flight off its collector: its pace, the group's seconds, and the load beside it."""
+        pace = self._paces[self._place.pop(group)]
         load_at_end = len(pace.began)
         since, load = pace.began.pop(group)
-        if measured:
-            pace.measure(self._now - since, max(load, load_at_end))
+        return pace, self._now - since, max(load, load_at_end)

@@ -40,6 +40,7 @@ from asyncrl.engine.loop.handover import Handover
 from asyncrl.engine.loop.listener import Listener
 from asyncrl.engine.loop.prompt_source import PromptSource
 from asyncrl.engine.loop.publisher import Publisher
+from asyncrl.engine.loop.recall import Recall
 from asyncrl.engine.loop.retirement import Retirement
 from asyncrl.engine.records.ending import DATA_EXHAUSTED, INTERRUPTED, LIMIT_STEPS, Ending, failure, first_cause
 from asyncrl.engine.weights.digest import Digest, check_equal
@@ -93,6 +94,7 @@ class Controller:
             balance=balance,
             held_up=lambda: self._handover.waiting,
         )
+        self._recall = Recall(collectors, groups=core.groups, balance=balance, now=lambda: events.now)
         self.publisher = Publisher(config.trainer, collectors, versions=core.versions, events=events, clock=clock)
         self._deaths = Deaths(events)
         self._listener = Listener(
@@ -193,6 +195,8 @@ class Controller:
         tasks.start_soon(self._publish, trained)
         tasks.start_soon(self._assemble)
         tasks.start_soon(self.core.front_end.keep_claims)
+        if self._config.rollout.stale_mode == "drop":  # The other modes train what is slow, or wait for it.
+            tasks.start_soon(self._recall.run)
         if self._config.rollout.cancel_stale:
             tasks.start_soon(self.dispatcher.cancel_stale)
         await self._train(out)

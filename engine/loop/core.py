@@ -46,8 +46,8 @@ class Prompts(Protocol):
     def more_may_come(self, *, in_flight: bool) -> bool:
         """Say whether another group can still arrive; `in_flight` says whether any is on its way."""
 
-    def lost_to_age(self, grant: Grant) -> None:
-        """Hear of a group that got too old."""
+    def lost(self, grant: Grant, reason: str) -> None:
+        """Hear of a group that got too old, or was recalled."""
 
 
 class Core:
@@ -78,7 +78,7 @@ class Core:
             consumer=CONSUMER,
             log=log,
             run_ahead=RunAhead(run_ahead),
-            on_stale=prompts.lost_to_age,
+            on_lost=prompts.lost,
         )
         self._judged = RunningStatistics()
         self.front_end = FrontEnd(

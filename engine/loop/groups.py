@@ -28,7 +28,7 @@ from asyncrl.engine.events.types import (
 from asyncrl.engine.loop.run_ahead import RunAhead
 from asyncrl.engine.records import Grant, GroupMeta
 from asyncrl.engine.records import group as tag
-from asyncrl.engine.records.fate import CANCELLED, RUN_ENDED, STALE, TRAINED, dropped, failed, masked
+from asyncrl.engine.records.fate import CANCELLED, RECALLED, RUN_ENDED, STALE, TRAINED, dropped, failed, masked
 from asyncrl.engine.records.spans import tokens_by_version
 
 log = structlog.get_logger()
@@ -72,7 +72,7 @@ class GroupStatistics:
 class Groups:
     """Groups that have no fate yet. `changed` tells of every arrival, failure and settlement.
 
-    `on_stale` is called with the grant of a group that got too old.
+    `on_lost` is called with the grant of a group that got too old, or was recalled, and the reason.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class Groups:
         consumer: str,
         log: EventLog,
         run_ahead: RunAhead,
-        on_stale: Callable[[Grant], None] = lambda grant: None,
+        on_lost: Callable[[Grant, str], None] = lambda grant, reason: None,
     ) -> None:
         self._plane = plane
         self._partition = partition
         self._consumer = consumer
         self._log = log
         self.run_ahead = run_ahead
-        self._on_stale = on_stale
+        self._on_lost = on_lost
         self._in_flight: dict[int, Grant] = {}
         self._buffered: dict[int, GroupMeta] = {}
         self._claimed: dict[int, GroupMeta] = {}
@@ -98,6 +98,7 @@ class Groups:
         self._grants: dict[int, Grant] = {}
         self._stamps: dict[int, int] = {}
         self._collectors: dict[int, str] = {}
+        self._recalled: set[int] = set()
         self._arrivals = 0
         self.changed = run_ahead.changed
 
@@ -191,13 +192,19 @@ class Groups:
         self._log.append(Put(group=group.group, keys=list(group.keys), tags=tags, digest=digest_written(tags)))
         self.changed.notify()
 
+    def recall(self, groups: Iterable[int]) -> None:
+        """Note that groups on their way, if they are cancelled, are so for the sake of others, not for their age."""
+        self._recalled.update(groups)
+
     def fail(self, group: int, reason: str, error: str) -> None:
         """Settle a group that ended without a put; nothing of it is in the data plane."""
         grant = self._in_flight.pop(group, None)
         if grant is None:
             return
-        if reason == CANCELLED:
-            fates = [dropped(CANCELLED)] * grant.size
+        if reason == CANCELLED and group in self._recalled:
+            reason = RECALLED
+        if reason in (CANCELLED, RECALLED):
+            fates = [dropped(reason)] * grant.size
         else:
             self._log.append(GroupFailed(group=group, reason=reason, error=error))
             fates = [failed(reason)] * grant.size
@@ -291,12 +298,14 @@ class Groups:
         return [group.group for group in groups if group.row not in fences]
 
     def _settled(self, group: int, fates: Sequence[str]) -> None:
-        """Log the fates of a group, and tell of a prompt that was lost to age."""
+        """Log the fates of a group, and tell of a prompt that may be issued again."""
         grant = self._grants.pop(group)
         del self._stamps[group], self._collectors[group]
         self._log.append(Settled(group=group, fates=list(fates)))
-        if dropped(STALE) in fates or dropped(CANCELLED) in fates:
-            self._on_stale(grant)
+        self._recalled.discard(group)
+        for reason in (STALE, CANCELLED, RECALLED):
+            if dropped(reason) in fates:
+                self._on_lost(grant, reason)
 
     def release(self, groups: Iterable[int]) -> None:
         """Give capacity back to run-ahead, once a group."""

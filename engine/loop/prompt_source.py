@@ -1,18 +1,20 @@
-"""Prompts in the order in which they are granted: ones that were lost to age first, then epoch after epoch.
+"""Prompts in the order in which they are granted: ones that were lost first, then epoch after epoch.
 
-Invariant: a lost prompt comes again at most `requeue_tries` times, and never once the source is closed.
+Invariant: a prompt lost to age comes again at most `requeue_tries` times, a recalled one always, which counts as none
+of them; and none once the source is closed.
 """
 
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine.loop.retirement import Retirement
 from asyncrl.engine.records import Grant, Prompt
+from asyncrl.engine.records.fate import RECALLED
 
 log = structlog.get_logger()
 
@@ -29,7 +31,7 @@ def prompt_source(prompts: Sequence[Prompt], *, seed: int, epochs: int | None) -
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The next prompt; `retry_of` is the group in which it was lost, `tries` how often it was."""
+    """The next prompt; `retry_of` is the group in which it was lost, `tries` how often it was lost to age."""
 
     prompt: Prompt
     tries: int = 0
@@ -71,9 +73,11 @@ class PromptSource:
             if not self._retirement.passes_over(turn.prompt):
                 return turn
 
-    def lost_to_age(self, grant: Grant) -> None:
-        """Have the prompt of a group that got too old come again, as often as allowed."""
-        if grant.tries < self._tries and not self._closed:
+    def lost(self, grant: Grant, reason: str) -> None:
+        """Have the prompt of a group come again that was recalled, or, as often as allowed, of one that got too old."""
+        if reason == RECALLED:
+            self._recall(grant)
+        elif grant.tries < self._tries and not self._closed:
             self._lost.append(grant)
         elif self._tries:
             prompt = grant.prompt
@@ -82,3 +86,8 @@ class PromptSource:
     def close(self) -> None:
         """Let no lost prompt come again: the run is at its end."""
         self._closed = True
+
+    def _recall(self, grant: Grant) -> None:
+        if not self._closed:
+            # Its next turn adds the try that this one was not.
+            self._lost.append(replace(grant, tries=grant.tries - 1))

@@ -15,6 +15,7 @@ NAN_REWARD = "nan_reward"
 NO_TOKENS = "no_trainable_tokens"
 OVER_BUDGET = "over_budget"
 CANCELLED = "cancelled_stale"
+RECALLED = "recalled"
 QUEUE_TIMEOUT = "queue_timeout"
 RUN_ENDED = "run_ended"
 

@@ -28,7 +28,7 @@ from asyncrl.engine.events.types import (
     Settled,
     StepStarted,
 )
-from asyncrl.engine.records.fate import CANCELLED, RUN_ENDED, STALE, TRAINED, dropped
+from asyncrl.engine.records.fate import CANCELLED, RECALLED, RUN_ENDED, STALE, TRAINED, dropped
 
 _Prompt = tuple[str, int | str]
 
@@ -180,7 +180,10 @@ class Grants:
             self._batch_of.pop(event.group, None)
         self._buffered.discard(event.group)
         lost = dropped(STALE) in event.fates or dropped(CANCELLED) in event.fates
-        if lost and self._tries[event.group] < self._config.rollout.requeue_tries:
+        recalled = dropped(RECALLED) in event.fates
+        if recalled:
+            self._tries[event.group] -= 1
+        if recalled or (lost and self._tries[event.group] < self._config.rollout.requeue_tries):
             self._lost.append(event.group)
 
     def _is_due(self, group: int) -> bool:

@@ -1,6 +1,6 @@
 """What the controller's loop may do, by the log: publishes, claims through the gate, cancelling, and the end.
 
-It trusts the order of events, the configuration, and the gate's own rule (engine/loop/claim_gate.py); none of the run's
+It trusts the order of events, the configuration, and the rules of gate and balance (engine/loop/); none of the run's
 folds. It says nothing of timing: of what may happen it does not ask how soon.
 """
 
@@ -30,11 +30,15 @@ from asyncrl.engine.events.types import (
     StepStarted,
     VersionSet,
 )
+from asyncrl.engine.loop.balance import Balance
 from asyncrl.engine.loop.claim_gate import can_claim_without_expiring
 from asyncrl.engine.records.ending import DATA_EXHAUSTED, LIMIT_BATCHES, LIMIT_STEPS
-from asyncrl.engine.records.fate import CANCELLED, RUN_ENDED, dropped
+from asyncrl.engine.records.fate import CANCELLED, RECALLED, RUN_ENDED, dropped
 from asyncrl.engine.trace.grants import Grants
 from asyncrl.engine.trace.recording import Recording
+
+# Events have their time to the microsecond.
+_ROUNDING_S = 1e-5
 
 
 class Loop:
@@ -52,6 +56,7 @@ class Loop:
             Grants(config, refill=refill, lost_first=in_order, final=_last_release(recording)),
             _Publishes(_generators(recording.events)),
             _Claims(config, refill=refill),
+            _Recalls(_generators(recording.events), config),
             _Ends(config),
         )
 
@@ -200,6 +205,24 @@ class _Claims:
         stamp = self._in_flight.get(event.group, self._newest)
         if not self._rollout.cancel_stale or self._newest - stamp <= self._rollout.max_staleness:
             yield f"it was cancelled at version {self._newest}, dispatched at {stamp}; a batch could have trained it"
+
+
+class _Recalls:
+    """Recalled is only what a collector has that was late, by the balance's own rule."""
+
+    def __init__(self, generators: Sequence[str], config: RunConfig) -> None:
+        self._balance = Balance(generators, exact=config.rollout.max_staleness == 0)
+        self._drops = config.rollout.stale_mode == "drop"
+        self._late: set[int] = set()
+
+    def apply(self, event: AnyEvent) -> Iterator[str]:
+        for at, groups in self._balance.late().values():
+            if self._drops and at <= event.t + _ROUNDING_S:
+                self._late.update(groups)
+        if isinstance(event, Settled) and dropped(RECALLED) in event.fates and event.group not in self._late:
+            yield "it was recalled, and its collector was not late"
+        if isinstance(event, Balance.kinds):
+            self._balance.apply(event)
 
 
 class _Ends:

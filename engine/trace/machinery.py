@@ -28,7 +28,7 @@ from asyncrl.engine.events.types import (
 )
 from asyncrl.engine.loop.core import Core
 from asyncrl.engine.records import Grant, GroupMeta, Prompt
-from asyncrl.engine.records.fate import CANCELLED, dropped
+from asyncrl.engine.records.fate import CANCELLED, RECALLED, dropped
 from asyncrl.engine.records.work import RankResult, RankWork
 from asyncrl.engine.trace.forced_plane import FOR_EVER_S, OWNER
 from asyncrl.filters import Chain
@@ -124,7 +124,7 @@ class _Recorded:
     def more_may_come(self, *, in_flight: bool) -> bool:
         return self._more_may_come()
 
-    def lost_to_age(self, grant: Grant) -> None:
+    def lost(self, grant: Grant, reason: str) -> None:
         """Do nothing: the log says what was granted again."""
 
 
@@ -205,7 +205,9 @@ class Machinery:
                 groups.arrive(group, seconds=self._seconds.pop(event.group, None))
             case GroupFailed():
                 groups.fail(event.group, event.reason, event.error)
-            case Settled() if groups.in_flight(event.group) and dropped(CANCELLED) in event.fates:
-                groups.fail(event.group, CANCELLED, "")
+            case Settled() if groups.in_flight(event.group):
+                for reason in (CANCELLED, RECALLED):
+                    if dropped(reason) in event.fates:
+                        groups.fail(event.group, reason, "")
             case Published():
                 self.core.published(event.version)

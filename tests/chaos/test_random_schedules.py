@@ -1,9 +1,11 @@
 """Random schedules of time, failures and deaths through the real controller: every invariant, and no stall."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
+from asyncrl.engine.events.types import Settled
 from asyncrl.engine.testing.conformance.schedule import Schedule
 
 
@@ -16,3 +18,16 @@ def test_no_schedule_breaks_an_invariant_or_stalls(schedules: int) -> None:
         assert run.violations == [], f"schedule {number}: {run.schedule}"
         steps += run.outcome.progress.steps
     assert steps > schedules, "the schedules train too little to show anything"
+
+
+@pytest.mark.timeout(600)
+def test_nor_does_one_in_which_groups_of_a_slow_collector_are_recalled(schedules: int) -> None:
+    """FOUND-C3: the invariants hold while groups are taken from one collector and issued again at another."""
+    recalled = 0
+    for number in range(schedules // 20):
+        drawn = Schedule.draw(random.Random(number))
+        slow = replace(drawn, collectors=2, slower=10.0, stale_mode="drop", epochs=4)
+        run = replace(slow, staleness=max(1, slow.staleness), groups=max(2, slow.groups)).run()
+        assert run.violations == [], f"schedule {number}: {run.schedule}"
+        recalled += sum("dropped:recalled" in event.fates for event in run.outcome.of(Settled))
+    assert recalled > schedules // 100, "too little is recalled to show anything"

@@ -55,7 +55,10 @@ class _MortalSpanning(SpanningGenerator):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One run; lists repeat from the start. `poll_s` is the slow poll; infinite times never come."""
+    """One run; lists repeat from the start. `poll_s` is the slow poll; infinite times never come.
+
+    Each collector is `slower` than the one before it.
+    """
 
     staleness: int = 1
     lag: int | None = None
@@ -92,6 +95,7 @@ class Schedule:
     poll_s: float = 5.0
     steps: int = 12
     batches: int = 25
+    slower: float = 1.0
 
     @classmethod
     def draw(cls, rng: random.Random) -> "Schedule":
@@ -135,6 +139,7 @@ class Schedule:
             killed_at=rng.choice([math.inf] * 11 + [rng.choice([0.0, 0.5, 3.0, 20.0])]),
             steps=rng.randint(1, 9),
             batches=12,
+            slower=rng.choice([1.0, 1.0, 10.0]),
         )
 
     def run(
@@ -216,7 +221,7 @@ class Schedule:
             return self.slow_publishes[tries % len(self.slow_publishes)]
 
         parts: dict[str, Any] = {
-            "seconds": lambda call: self.seconds[(call + 3 * index) % len(self.seconds)],
+            "seconds": lambda call: self.seconds[(call + 3 * index) % len(self.seconds)] * self.slower**index,
             "length": lambda call: self.lengths[(call + index) % len(self.lengths)],
             "fail": fail,
             "refuse": refuse,

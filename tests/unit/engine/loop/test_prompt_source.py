@@ -8,6 +8,7 @@ import pytest
 from asyncrl.engine.loop.prompt_source import PromptSource, Turn, prompt_source
 from asyncrl.engine.loop.retirement import Retirement
 from asyncrl.engine.records import Grant, Prompt
+from asyncrl.engine.records.fate import RECALLED, STALE
 from asyncrl.engine.testing.simulation import simulated_config
 
 PROMPTS = [Prompt(i, f"{i}") for i in range(12)]
@@ -59,7 +60,7 @@ def test_a_prompt_that_is_to_be_issued_again_may_still_come() -> None:
     assert source.next() is None
     assert not source.more
     lost = Grant(0, Prompt(0, "1"), 2, 0)
-    source.lost_to_age(lost)
+    source.lost(lost, STALE)
     assert source.more
     assert source.next() == Turn(lost.prompt, tries=1, retry_of=0)
     assert not source.more
@@ -68,7 +69,17 @@ def test_a_prompt_that_is_to_be_issued_again_may_still_come() -> None:
 def test_a_prompt_comes_again_as_often_as_allowed_and_never_after_the_end() -> None:
     source = PromptSource([], simulated_config(rollout__requeue_tries=1), Retirement(None, prompts=0))
     source.next()
-    source.lost_to_age(Grant(0, Prompt(0, "1"), 2, 0, tries=1))
+    source.lost(Grant(0, Prompt(0, "1"), 2, 0, tries=1), STALE)
     source.close()
-    source.lost_to_age(Grant(1, Prompt(0, "1"), 2, 0))
+    source.lost(Grant(1, Prompt(0, "1"), 2, 0), STALE)
+    source.lost(Grant(1, Prompt(0, "1"), 2, 0), RECALLED)
     assert not source.more
+
+
+@pytest.mark.parametrize("tries", [0, 2])
+def test_a_recalled_prompt_comes_again_whatever_its_tries_and_keeps_them(tries: int) -> None:
+    """FOUND-C3: what a slow collector was granted was not tried."""
+    source = PromptSource([], simulated_config(rollout__requeue_tries=tries), Retirement(None, prompts=0))
+    source.next()
+    source.lost(Grant(7, Prompt(0, "1"), 2, 0, tries), RECALLED)
+    assert source.next() == Turn(Prompt(0, "1"), tries=tries, retry_of=7)

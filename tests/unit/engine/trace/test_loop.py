@@ -229,6 +229,22 @@ def test_groups_are_cancelled_only_if_so_configured_and_too_old_for_any_batch() 
     assert "a batch could have trained it" in difference.why
 
 
+def test_groups_are_recalled_only_of_a_collector_that_was_late() -> None:
+    """FOUND-C3: by the log, and by the balance's rule."""
+    config = simulated_config(
+        collector__count=2, rollout__max_staleness=1, rollout__groups_per_step=4, run__steps=3, rollout__requeue_tries=1
+    )
+    generators = [FakeGenerator(), FakeGenerator(seconds=lambda call: 10.0)]
+    outcome = simulate(config, generators=generators, rank_seconds=lambda step: 0.5)
+    recording = recording_of(outcome)
+    assert sum("dropped:recalled" in e.fates for e in recording.events if isinstance(e, Settled)) == 4
+    assert replay(recording).difference is None
+    waits = config.model_copy(update={"rollout": config.rollout.model_copy(update={"stale_mode": "gate"})})
+    difference = replay(recording, config=waits).difference
+    assert difference is not None
+    assert "its collector was not late" in difference.why
+
+
 def test_a_script_without_a_controller_is_held_to_none_of_this() -> None:
     """FOUND-L3: it publishes nothing, and dispatches what it is told to."""
     golden = Path(__file__).parent / "traces" / "everything.jsonl"

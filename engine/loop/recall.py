@@ -1,0 +1,59 @@
+"""Recall: what a collector of which nothing comes back has from its first grants is issued again, elsewhere.
+
+Invariant: only groups of a collector that has never brought one are recalled, once the balance says that it is late.
+What it brings nevertheless counts as ever.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import structlog
+
+from asyncrl.engine.deployment import CollectorHandle
+from asyncrl.engine.loop.balance import Balance
+from asyncrl.engine.loop.groups import Groups
+
+log = structlog.get_logger()
+
+
+class Recall:
+    """Cancels what the balance says is late. `now` is the log's time."""
+
+    def __init__(
+        self,
+        collectors: Sequence[CollectorHandle],
+        *,
+        groups: Groups,
+        balance: Balance,
+        now: Callable[[], float],
+    ) -> None:
+        self._collectors = {collector.name: collector for collector in collectors}
+        self._groups = groups
+        self._balance = balance
+        self._now = now
+        self._asked: set[int] = set()
+
+    async def run(self) -> None:
+        """Wait until a collector is late, and ask it for its groups."""
+        while True:
+            due, name, groups = self._next()
+            # Without a deadline of its own: nothing need ever be late, and starving is the front end's to tell.
+            if await self._groups.changed.wait_at_most(partial(self._due_is_not, due), due - self._now()):
+                continue
+            log.warning(
+                "a collector brought nothing in twice the time of the others; its groups are issued again elsewhere",
+                collector=name,
+                groups=groups,
+            )
+            self._asked.update(groups)
+            self._groups.recall(groups)
+            await self._collectors[name].cancel(groups)
+
+    def _due_is_not(self, due: float) -> bool:
+        return self._next()[0] != due
+
+    def _next(self) -> tuple[float, str, list[int]]:
+        """Return when which collector is late with what; never, without a name, if none can be."""
+        late = ((at, name, groups) for name, (at, groups) in self._balance.late().items())
+        return min((one for one in late if not self._asked.issuperset(one[2])), default=(math.inf, "", []))
