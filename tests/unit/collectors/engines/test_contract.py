@@ -1,31 +1,22 @@
 """The contract of engines, held by the native engine, per family of models, and by the scripted one."""
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 import anyio
-import numpy as np
 import pytest
-from tests.unit.collectors.engines.conftest import FAMILIES, native_trial, running
 
 from asyncrl.engine.testing.engine_contract import CONTRACT, EXACT, TEACHING, EngineTest, Trial
-from asyncrl.engine.testing.scripted_engine import ScriptedEngine
+from asyncrl.engine.testing.engine_trials import FAMILIES, native_trial, scripted_trial
 
-_LIMIT_S = 30.0
-
-
-@asynccontextmanager
-async def scripted_trial() -> AsyncIterator[Trial]:
-    states = [{"first": np.full(4, version), "last": np.full((2, 2), version)} for version in range(2)]
-    async with running(ScriptedEngine(states[0], token_s=0.001)) as engine:
-        yield Trial(engine, states=states, vocabulary=32, long_tokens=40)
+_LIMIT_S = 60.0
 
 
-def hold(trial: AbstractAsyncContextManager[Trial], test: EngineTest) -> None:
+def hold(trial: AbstractAsyncContextManager[Trial], *tests: EngineTest) -> None:
     async def held() -> None:
         with anyio.fail_after(_LIMIT_S):
             async with trial as running_trial:
-                await test(running_trial)
+                for test in tests:
+                    await test(running_trial)
 
     anyio.run(held)
 
@@ -41,6 +32,5 @@ def test_native_engine(test: EngineTest) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("test", TEACHING, ids=lambda test: test.__name__)
-def test_native_engine_of_each_family(test: EngineTest, family: str) -> None:
-    hold(native_trial(family), test)
+def test_native_engine_of_each_family(family: str) -> None:
+    hold(native_trial(family), *TEACHING)

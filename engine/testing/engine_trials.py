@@ -1,11 +1,13 @@
-"""Tiny models of each family, and engines that run."""
+"""Trials of the engines of this project: tiny models of each family, and engines that run."""
 
+import copy
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
 
 import anyio
+import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -13,6 +15,7 @@ from asyncrl.collectors.engines.native import NativeEngine
 from asyncrl.collectors.engines.settings import NativeSettings
 from asyncrl.engine.offload import in_place
 from asyncrl.engine.testing.engine_contract import Trial, model_teacher
+from asyncrl.engine.testing.scripted_engine import ScriptedEngine
 
 VOCABULARY = 32
 _SIZES: dict[str, Any] = {
@@ -40,9 +43,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny_model(family: str, version: int, **more: Any) -> Any:
+def tiny_model(family: str, version: int) -> Any:
     """Return a model whose weights are a version's own, large enough for each layer to matter."""
-    config = AutoConfig.for_model(family, **{**_SIZES, **FAMILIES.get(family, {}), **more})
+    return copy.deepcopy(_tiny_model(family, version))
+
+
+@cache
+def _tiny_model(family: str, version: int) -> Any:
+    config = AutoConfig.for_model(family, **{**_SIZES, **FAMILIES[family]})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(version)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -58,15 +66,16 @@ def text_of(tokens: Sequence[int]) -> str:
 
 
 @asynccontextmanager
-async def running(engine: Any) -> AsyncIterator[Any]:
-    """Run an engine for the length of the context."""
+async def serving(engine: Any) -> AsyncIterator[Any]:
+    """Have an engine run for the length of the context."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(engine.run)
         yield engine
         tasks.cancel_scope.cancel()
 
 
-def native(model: Any, *, rows: int = 4, length: int = 64, **more: Any) -> NativeEngine:
+def native_engine(model: Any, *, rows: int = 4, length: int = 64, **more: Any) -> NativeEngine:
+    """Return an engine in this thread, whose settings may be given."""
     settings = {"cache_bytes": 2**30, "burst": 4, **more}
     return NativeEngine(model, NativeSettings(rows, length, **settings), offload=in_place, text=text_of)
 
@@ -74,13 +83,20 @@ def native(model: Any, *, rows: int = 4, length: int = 64, **more: Any) -> Nativ
 @asynccontextmanager
 async def native_trial(family: str = "llama", **more: Any) -> AsyncIterator[Trial]:
     """Run a native engine of a family, whose even and odd versions differ in their weights."""
-    model_of = cache(lambda version: tiny_model(family, version % 2))
-    async with running(native(tiny_model(family, 0), **more)) as engine:
+    async with serving(native_engine(tiny_model(family, 0), **more)) as engine:
         yield Trial(
             engine,
-            states=[model_of(version).state_dict() for version in range(2)],
+            states=[_tiny_model(family, version).state_dict() for version in range(2)],
             vocabulary=VOCABULARY,
             long_tokens=40,
-            teacher=model_teacher(lambda version: model_of(version % 2)),
+            teacher=model_teacher(lambda version: _tiny_model(family, version % 2)),
             text=text_of,
         )
+
+
+@asynccontextmanager
+async def scripted_trial() -> AsyncIterator[Trial]:
+    """Run a scripted engine of eight rows, with a millisecond per token."""
+    states = [{"first": np.full(4, version), "last": np.full((2, 2), version)} for version in range(2)]
+    async with serving(ScriptedEngine(states[0], token_s=0.001)) as engine:
+        yield Trial(engine, states=states, vocabulary=VOCABULARY, long_tokens=40)
