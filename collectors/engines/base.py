@@ -5,7 +5,7 @@ or an error; its tokens are those that `done` had and those of the chunks before
 made from half-written weights; an update that fails leaves the old version serving.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -104,7 +104,7 @@ class Engine(Protocol):
     async def run(self) -> None:
         """Serve until cancelled; raises once the engine can serve no more. Requests in flight then end."""
 
-    def generate(self, request: Request) -> AsyncIterator[Chunk | Result]:
+    def generate(self, request: Request) -> AsyncGenerator[Chunk | Result, None]:
         """Yield chunks as they are made, then one result. Closing the iterator early aborts the request."""
 
     async def abort(self, ids: Sequence[str] | None = None) -> None:

@@ -204,7 +204,8 @@ class Batcher:
         length = self._positions()
         moves = self._slots.close_up()
         if moves:
-            await self._offload(lambda: self._decoder.move(*map(list, zip(*moves, strict=True)), length))
+            sources, targets = [at for at, _ in moves], [to for _, to in moves]
+            await self._offload(lambda: self._decoder.move(sources, targets, length))
 
     def _positions(self) -> int:
         """Return how many positions rows come to use at most until the next burst ends, those under way included."""

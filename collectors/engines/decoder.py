@@ -37,7 +37,7 @@ class Burst:
             # Copies to pinned memory run behind the steps; the host waits for them only when it reads.
             tokens = tokens.to("cpu", non_blocking=True)
             logprobs = logprobs.to("cpu", non_blocking=True)
-            self._event = torch.cuda.Event()
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
         self._tokens, self._logprobs = tokens, logprobs
 
@@ -68,7 +68,7 @@ class Decoder:
             settings.cache_bytes, length=self.length, token_bytes=self.token_bytes, rows=settings.rows
         )
         with torch.inference_mode():
-            self._cache = SlotCache(
+            self._cache: Any = SlotCache(
                 shapes, slots=self.slots, length=self.length, dtype=cache_dtype, device=self._device
             )
             self._rows = Rows(self.slots, self.length, self._device)
@@ -165,7 +165,7 @@ class Decoder:
     def _probe(self) -> tuple[dict[int, Shape], torch.dtype]:
         """Ask a model what its layers cache, by one token; ConfigError if none of them caches anything."""
         probe = ShapeProbe()
-        self._cache: Any = probe
+        self._cache = probe
         ids = torch.zeros(1, 1, dtype=torch.int64, device=self._device)
         self._forward(ids, self._masks.whole(1, self._dtype, self._device), ids)
         if not probe.shapes:

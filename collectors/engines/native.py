@@ -9,7 +9,7 @@ generate ─▶ queue ─▶ run: control (update, reset, pause) ─▶ admit �
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -105,7 +105,7 @@ class NativeEngine:
             self._batcher.end(finish, self._over if finish == "error" else "")
             self._changed.notify()
 
-    async def generate(self, request: Request) -> AsyncIterator[Chunk | Result]:
+    async def generate(self, request: Request) -> AsyncGenerator[Chunk | Result, None]:
         response = self._accept(request)
         if not response.ended:
             self._batcher.put(response)
@@ -210,7 +210,7 @@ class NativeEngine:
             if control in self._controls:
                 self._controls.remove(control)
 
-    async def _settled(self, condition: Any, what: str) -> None:
+    async def _settled(self, condition: Callable[[], bool], what: str) -> None:
         """Wait until the loop has done what it was asked; GenerationError if it no longer runs."""
         await self._changed.wait_for(
             lambda: condition() or bool(self._over), timeout_s=self._settings.control_timeout_s, what=what
@@ -267,6 +267,6 @@ class NativeEngine:
     def _drained(self) -> bool:
         return not self._batcher.running and not self._batcher.apart
 
-    async def _until(self, condition: Any) -> None:
+    async def _until(self, condition: Callable[[], bool]) -> None:
         while not await self._changed.wait_at_most(condition, 3600.0):
             pass

@@ -4,7 +4,7 @@ Invariants: spans tile the tokens; each token has one log-probability; it ends o
 token made before that, and then one result.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import anyio
 
@@ -81,7 +81,7 @@ class Response:
         self._result = Result(tuple(self._tokens), tuple(self._logprobs), tuple(self._spans), finish, error)
         self._notify()
 
-    async def items(self) -> AsyncIterator[Chunk | Result]:
+    async def items(self) -> AsyncGenerator[Chunk | Result, None]:
         """Yield chunks as they come, none unless the request streams, and then the result."""
         while True:
             changed, result = self._changed, self._result

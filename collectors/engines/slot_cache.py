@@ -16,7 +16,7 @@ Shape = tuple[int, int, int]
 """Key heads, width of a key, width of a value."""
 
 
-class ShapeProbe(Cache):
+class ShapeProbe(Cache):  # type: ignore[misc]
     """Stores nothing, and records what each layer would store."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class ShapeProbe(Cache):
         return key_states, value_states
 
 
-class SlotCache(Cache):
+class SlotCache(Cache):  # type: ignore[misc]
     """Keys and values of `slots` sequences of at most `length` tokens, for the layers that `shapes` lists."""
 
     def __init__(

@@ -30,6 +30,9 @@ class Staged:
                 target.data.copy_(staged, non_blocking=True)
             else:
                 target.data = staged
+        if self._ready is not None:
+            # How long the pause was is told by when the device is done.
+            torch.cuda.current_stream().synchronize()
 
 
 def stage(model: Any, state: Mapping[str, Any]) -> Staged:
@@ -48,13 +51,13 @@ def stage(model: Any, state: Mapping[str, Any]) -> Staged:
     if device.type != "cuda":
         # The caller may go on changing its own.
         return Staged([(to, new.detach().to(to.device, to.dtype, copy=True)) for to, new in chosen.values()], None)
-    stream = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.default_stream(device))
     with torch.cuda.stream(stream):
         pairs = [
             (to, new.detach().to(to.device, to.dtype, non_blocking=True, copy=True)) for to, new in chosen.values()
         ]
-        ready = torch.cuda.Event()
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(stream)
     ready.synchronize()
     return Staged(pairs, ready)

@@ -81,9 +81,9 @@ def native_engine(model: Any, *, rows: int = 4, length: int = 64, **more: Any) -
 
 
 @asynccontextmanager
-async def native_trial(family: str = "llama", **more: Any) -> AsyncIterator[Trial]:
+async def native_trial(family: str = "llama", *, device: str = "cpu", **more: Any) -> AsyncIterator[Trial]:
     """Run a native engine of a family, whose even and odd versions differ in their weights."""
-    async with serving(native_engine(tiny_model(family, 0), **more)) as engine:
+    async with serving(native_engine(tiny_model(family, 0).to(device), **more)) as engine:
         yield Trial(
             engine,
             states=[_tiny_model(family, version).state_dict() for version in range(2)],

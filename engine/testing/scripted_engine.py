@@ -4,7 +4,7 @@ It keeps to the contract of engines, in real time and in virtual time alike.
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -63,7 +63,7 @@ class ScriptedEngine:
         finally:
             self._end(None)
 
-    async def generate(self, request: Request) -> AsyncIterator[Chunk | Result]:
+    async def generate(self, request: Request) -> AsyncGenerator[Chunk | Result, None]:
         response = Response(request)
         needed = len(request.prompt_ids) + request.sampling.max_new_tokens
         if not request.prompt_ids or needed > self._length:

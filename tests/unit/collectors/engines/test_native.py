@@ -106,7 +106,12 @@ def test_greedy_takes_the_likeliest_token_whose_logprob_is_zero() -> None:
 def test_a_prompt_is_computed_once_per_group(monkeypatch: pytest.MonkeyPatch) -> None:
     filled: list[int] = []
     fill = Decoder.fill
-    monkeypatch.setattr(Decoder, "fill", lambda self, slots, ids: (filled.append(len(slots)), fill(self, slots, ids)))
+
+    def counted(decoder: Decoder, slots: Sequence[int], sequences: Sequence[Sequence[int]]) -> None:
+        filled.append(len(slots))
+        fill(decoder, slots, sequences)
+
+    monkeypatch.setattr(Decoder, "fill", counted)
     engine = native_engine(tiny_model("llama", 0))
     filled.clear()
     group = [request(f"r{n}", tokens=3 + n, group="g", seed=n) for n in range(9)]
