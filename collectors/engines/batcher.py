@@ -1,0 +1,282 @@
+"""Continuous batching: responses are seated in slots, decoded in bursts, and replaced by the next as they end.
+
+```
+waiting ─▶ sit: fill the prompt, once per group ─▶ burst: a few tokens in every row ─▶ take: what was made, who ended
+   ▲                                                                                    │
+   └───────────────────────── a slot that is free is filled before the next burst ◀─────┘
+```
+
+On a GPU one burst is always ahead: the device makes the next tokens while the host takes the last ones. A response
+that ended in the burst before makes nothing in that one.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from asyncrl.collectors.engines.base import Finish
+from asyncrl.collectors.engines.decoder import Burst, Decoder
+from asyncrl.collectors.engines.response import Response
+from asyncrl.collectors.engines.rows import Seat
+from asyncrl.collectors.engines.settings import NativeSettings
+from asyncrl.collectors.engines.slots import Batch, Queue, Slots
+from asyncrl.collectors.engines.stop_text import Text, completing, tail_tokens
+from asyncrl.engine.aio.blocking import Blocking
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A burst that the device works on, who sat in which slot when it began, and the version that makes it."""
+
+    burst: Burst
+    seated: tuple[Response | None, ...]
+    version: int
+
+
+class Batcher:
+    """`text` gives the text of tokens, for stop strings; `ahead` bursts run before the last one is taken."""
+
+    def __init__(
+        self, decoder: Decoder, settings: NativeSettings, *, text: Text | None, blocking: Blocking[Any], ahead: int
+    ) -> None:
+        self._decoder = decoder
+        self._settings = settings
+        self._text = text
+        self._blocking = blocking
+        self._ahead = ahead
+        self._slots = Slots(decoder.slots)
+        self._queue = Queue()
+        self._flights: deque[_Flight] = deque()
+        self._cache_number = 0
+        self.tokens = 0
+
+    @property
+    def running(self) -> int:
+        return len(list(self._slots))
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def apart(self) -> bool:
+        """Whether a batch sits that is to be exact."""
+        return self._queue.batch is not None and not self._queue.batch.ended
+
+    @property
+    def cache_used(self) -> float:
+        """The share of the cache's positions that hold a token of a response that sits."""
+        return sum(response.position + 1 for response in self._slots) / (self._decoder.slots * self._decoder.length)
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is somebody to decode for."""
+        return bool(self.running or self.waiting)
+
+    def put(self, entry: Response | Batch) -> None:
+        """Have a response, or a batch, wait for slots."""
+        self._queue.put(entry)
+
+    def end(self, finish: Finish, error: str = "", *, ids: frozenset[str] | None = None, waiting: bool = True) -> None:
+        """End responses, all by default, that sit or wait, with what they have."""
+        for response in (*self._slots, *(self._queue.members() if waiting else ())):
+            if ids is None or response.request.id in ids:
+                self._end(response, finish, error)
+
+    def drop(self, response: Response) -> None:
+        """End a response, if it has not, whose reader is gone."""
+        self._end(response, "abort")
+
+    async def admit(self, *, begun_only: bool) -> None:
+        """Seat who waits, as far as there are slots; with `begun_only`, only members of a batch that sits."""
+        fresh = []
+        while self._slots.free:
+            response = self._queue.next(slots_empty=self._slots.free == self._decoder.slots, begun_only=begun_only)
+            if response is None:
+                break
+            self._slots.sit(response)
+            fresh.append(response)
+        if fresh:
+            await self._seat(fresh)
+        await self._close_up()
+
+    async def advance(self, version: int) -> None:
+        """Begin a burst, which `version` makes, and take the one before it, or this one if none is to be ahead."""
+        left = max(response.sampling.max_new_tokens - response.made for response in self._slots)
+        steps = max(1, min(self._settings.burst, left - len(self._flights) * self._settings.burst))
+        seated = self._slots.seated
+        positions = self._positions()
+        filtered = any(_filters(response) for response in self._slots)
+
+        def work() -> tuple[_Flight, list[list[int]], list[list[float]]] | None:
+            burst = self._decoder.burst(len(seated), positions, steps=steps, filtered=filtered)
+            self._flights.append(_Flight(burst, seated, version))
+            return self._read() if len(self._flights) > self._ahead else None
+
+        read = await self._blocking(work)
+        if read is not None:
+            self._take(*read)
+
+    async def catch_up(self) -> None:
+        """Take every burst that has begun: then no forward pass runs."""
+        while self._flights:
+            self._take(*await self._blocking(self._read))
+
+    def drop_flights(self) -> None:
+        """Forget bursts that have begun."""
+        self._flights.clear()
+
+    def forget(self) -> None:
+        """From now on share no prompt that was filled before."""
+        self._cache_number += 1
+
+    async def refill(self) -> None:
+        """Compute the cache of all who sit anew, of their tokens so far; every burst must have been taken."""
+        self.forget()
+        live = list(self._slots)
+        await self._fill(live)
+        for response in live:
+            response.filled_in = self._cache_number
+
+    async def _seat(self, fresh: Sequence[Response]) -> None:
+        """Fill the prompts of those that have just sat down, once per group, and have their rows begin."""
+        filled = {_prompt(response): response for response in self._slots if response.filled_in == self._cache_number}
+        fills: list[Response] = []
+        copies: list[_Copy] = []
+        for response in fresh:
+            donor = filled.get(_prompt(response)) if response.request.group and not response.made else None
+            if donor is None:
+                fills.append(response)
+            else:
+                copies.append(_Copy(donor.slot, donor, response))
+            filled.setdefault(_prompt(response), response)
+            response.filled_in = self._cache_number
+        await self._fill(fills)
+        for copy in copies:
+            # What fails of one prompt fails of the same prompt: a copy of nothing must not decode.
+            if copy.donor in fills and copy.donor.ended and copy.donor.result.finish == "error":
+                self._end(copy.to, "error", copy.donor.result.error)
+        copies = [copy for copy in copies if not copy.to.ended]
+        sources, targets = [copy.slot for copy in copies], [copy.to.slot for copy in copies]
+        seats = [_seat_of(response) for response in fresh if not response.ended]
+        length = max((len(copy.to.request.prompt_ids) - 1 for copy in copies), default=0)
+
+        def work() -> None:
+            if length:
+                self._decoder.share(sources, targets, length)
+            if seats:
+                self._decoder.seat(seats)
+
+        await self._blocking(work)
+
+    async def _fill(self, responses: Sequence[Response]) -> None:
+        """Compute the cache of sequences but for their last tokens; one that fails alone ends as an error."""
+        longest_first = sorted(responses, key=lambda response: -response.position)
+        passes: list[list[Response]] = []
+        for response in longest_first:
+            if not response.position:
+                continue
+            if not passes or (len(passes[-1]) + 1) * passes[-1][0].position > self._settings.fill_tokens:
+                passes.append([])
+            passes[-1].append(response)
+        for together in passes:
+            if not await self._fill_pass(together) and len(together) > 1:
+                for response in together:
+                    await self._fill_pass([response])
+
+    async def _fill_pass(self, responses: Sequence[Response]) -> bool:
+        slots = [response.slot for response in responses if not response.ended]
+        sequences = [response.sequence[:-1] for response in responses if not response.ended]
+        if not slots:
+            return True
+        try:
+            await self._blocking(lambda: self._decoder.fill(slots, sequences))
+        except Exception as error:  # The edge of the model's own code: of several prompts, each is tried alone.
+            if len(slots) == 1:
+                for response in responses:
+                    self._end(response, "error", f"its prompt could not be computed: {error!r}")
+            return False
+        return True
+
+    async def _close_up(self) -> None:
+        length = self._positions()
+        moves = self._slots.close_up()
+        if moves:
+            sources, targets = [at for at, _ in moves], [to for _, to in moves]
+            await self._blocking(lambda: self._decoder.move(sources, targets, length))
+
+    def _positions(self) -> int:
+        """Return how many positions rows come to use at most until the next burst ends, those under way included."""
+        ahead = self._settings.burst * (len(self._flights) + 1)
+        return max(
+            (min(response.position + ahead, _last_position(response)) + 1 for response in self._slots), default=1
+        )
+
+    def _read(self) -> "tuple[_Flight, list[list[int]], list[list[float]]]":
+        flight = self._flights.popleft()
+        return flight, *flight.burst.read()
+
+    def _take(self, flight: _Flight, tokens: list[list[int]], logprobs: list[list[float]]) -> None:
+        for response, made, of_made in zip(flight.seated, tokens, logprobs, strict=True):
+            if response is None or response.ended:
+                continue
+            count = made.index(-1) if -1 in made else len(made)
+            if count:
+                self._add(response, made[:count], of_made[:count], flight.version)
+
+    def _add(self, response: Response, tokens: list[int], logprobs: list[float], version: int) -> None:
+        odd = next((at for at, value in enumerate(logprobs) if not math.isfinite(value)), None)
+        if odd is not None:
+            value, tokens, logprobs = logprobs[odd], tokens[:odd], logprobs[:odd]
+        sampling, stopped = response.sampling, None
+        if sampling.stop_strings and self._text:
+            before = response.tail(tail_tokens(sampling.stop_strings))
+            stopped = completing(self._text, before, tokens, sampling.stop_strings)
+            tokens, logprobs = tokens[:stopped], logprobs[:stopped]
+        response.add(tokens, logprobs, version)
+        self.tokens += len(tokens)
+        if stopped is not None or (tokens and tokens[-1] in sampling.stop_ids):
+            self._end(response, "stop")
+        elif odd is not None:
+            self._end(response, "error", f"the log-probability of token {response.made} is {value}")
+        elif response.made >= sampling.max_new_tokens:
+            self._end(response, "length")
+
+    def _end(self, response: Response, finish: Finish, error: str = "") -> None:
+        response.end(finish, error)
+        self._slots.leave(response)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A prompt's cache goes from the slot that a donor has, or had, to a response's."""
+
+    slot: int
+    donor: Response
+    to: Response
+
+
+def _prompt(response: Response) -> tuple[str, tuple[int, ...]]:
+    return response.request.group, response.request.prompt_ids
+
+
+def _seat_of(response: Response) -> Seat:
+    return Seat(
+        response.slot,
+        response.last_token,
+        response.position,
+        response.made,
+        response.sampling,
+        response.request.seed,
+    )
+
+
+def _last_position(response: Response) -> int:
+    return len(response.request.prompt_ids) + response.sampling.max_new_tokens - 1
+
+
+def _filters(response: Response) -> bool:
+    sampling = response.sampling
+    return bool(sampling.top_k or sampling.top_p < 1 or sampling.min_p or not sampling.temperature)

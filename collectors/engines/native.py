@@ -1,0 +1,272 @@
+"""The native engine: a transformers model that decodes in this process, by continuous batching over a static cache.
+
+Invariants: weights are swapped between two bursts, staged before; each burst is of one version, which every token of it
+is stamped with; a batch that is to be exact has no update within it.
+
+```
+generate ─▶ queue ─▶ run: control (update, reset, pause) ─▶ admit ─▶ burst ─▶ chunks and results
+```
+"""
+
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+from asyncrl.collectors.engines.base import Cache, Chunk, EngineStats, Finish, InFlight, Request, Result, Update
+from asyncrl.collectors.engines.batcher import Batcher
+from asyncrl.collectors.engines.checks import check_decoding, fault
+from asyncrl.collectors.engines.decoder import Decoder
+from asyncrl.collectors.engines.response import Response
+from asyncrl.collectors.engines.settings import NativeSettings
+from asyncrl.collectors.engines.slots import Batch
+from asyncrl.collectors.engines.staged import Staged, stage
+from asyncrl.collectors.engines.stop_text import Text
+from asyncrl.engine.aio.blocking import Blocking
+from asyncrl.engine.aio.signal import Signal
+from asyncrl.engine.errors import GenerationError, VersionError
+from asyncrl.engine.model.sketch import vocabulary
+
+_MOST_FAILURES = 3
+"""Bursts in a row that fail before the engine gives up: what fails ever again is the device or the model."""
+
+
+@dataclass(eq=False, slots=True)
+class _Control:
+    """What is to happen between two bursts: new weights, unless `staged` is None, and a cache kept or made anew."""
+
+    cache: Cache
+    version: int = 0
+    staged: Staged | None = None
+    pause_s: float = 0.0
+    done: bool = False
+
+
+class NativeEngine:
+    """Serves `model`, whose attention it takes over and whose weights it changes; ConfigError if it cannot decode it.
+
+    `blocking` runs blocking calls in a thread or in place. `text` gives the text of tokens, for stop strings.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        settings: NativeSettings,
+        *,
+        blocking: Blocking[Any],
+        text: Text | None = None,
+        version: int = 0,
+    ) -> None:
+        check_decoding(model)
+        self._model = model
+        self._settings = settings
+        self._blocking = blocking
+        self._has_text = text is not None
+        self._vocabulary = vocabulary(model)
+        self._decoder = Decoder(model, settings)
+        on_gpu = next(model.parameters()).is_cuda
+        self._batcher = Batcher(self._decoder, settings, text=text, blocking=blocking, ahead=1 if on_gpu else 0)
+        self._version = version
+        self._controls: deque[_Control] = deque()
+        self._updating: int | None = None
+        self._pause: InFlight | None = None
+        self._halted = False
+        self._serving = False
+        self._over = ""
+        self._failures = 0
+        self._busy_s = self._paused_s = 0.0
+        self._changed = Signal()
+
+    @property
+    def slots(self) -> int:
+        """How many sequences decode together."""
+        return self._decoder.slots
+
+    async def prepare(self) -> None:
+        """Capture and compile what decoding needs, before the first request."""
+        await self._blocking(self._decoder.prepare)
+
+    async def run(self) -> None:
+        self._serving = True
+        finish: Finish = "abort"
+        try:
+            while True:
+                await self._turn()
+        except GenerationError as error:
+            finish, self._over = "error", str(error)
+            raise
+        finally:
+            self._serving = False
+            self._over = self._over or "the engine has stopped"
+            self._batcher.end(finish, self._over if finish == "error" else "")
+            self._changed.notify()
+
+    async def generate(self, request: Request) -> AsyncGenerator[Chunk | Result, None]:
+        response = self._accept(request)
+        if not response.ended:
+            self._batcher.put(response)
+            self._changed.notify()
+        try:
+            async with aclosing(response.items()) as items:
+                async for item in items:
+                    yield item
+        finally:
+            self._give_up([response])
+
+    async def generate_batch(self, requests: Sequence[Request]) -> list[Result]:
+        responses = [self._accept(replace(request, stream=False)) for request in requests]
+        self._batcher.put(Batch([response for response in responses if not response.ended]))
+        self._changed.notify()
+        try:
+            return [await response.wait() for response in responses]
+        finally:
+            self._give_up(responses)
+
+    async def abort(self, ids: Sequence[str] | None = None) -> None:
+        self._batcher.end("abort", ids=None if ids is None else frozenset(ids))
+        self._changed.notify()
+        await checkpoint()
+
+    async def pause(self, in_flight: InFlight = "keep") -> None:
+        self._pause, self._halted = in_flight, False
+        if in_flight == "abort":
+            self._batcher.end("abort")
+        self._changed.notify()
+        await self._settled(lambda: self._halted or self._pause is None, f"pause ({in_flight})")
+
+    async def resume(self) -> None:
+        self._pause, self._halted = None, False
+        self._changed.notify()
+        await checkpoint()
+
+    async def update_weights(self, version: int, state: Mapping[str, Any], cache: Cache = "keep") -> Update:
+        if self._updating is not None:
+            raise VersionError(f"update to version {version} while {self._updating} is under way")
+        if version < self._version:
+            raise VersionError(f"the engine serves version {self._version} and was given {version}")
+        self._updating = version
+        try:
+            started = anyio.current_time()
+            staged = await self._blocking(lambda: stage(self._model, state))
+            stage_s = anyio.current_time() - started
+            control = _Control(cache, version, staged)
+            await self._control(control, f"update to version {version}")
+        finally:
+            self._updating = None
+        return Update(stage_s, control.pause_s, staged.bytes)
+
+    async def reset_cache(self) -> None:
+        await self._control(_Control("recompute"), "reset of the cache")
+
+    async def stats(self) -> EngineStats:
+        await checkpoint()
+        batcher = self._batcher
+        return EngineStats(
+            running=batcher.running,
+            waiting=batcher.waiting,
+            cache_used=batcher.cache_used,
+            tokens=batcher.tokens,
+            busy_s=self._busy_s,
+            paused_s=self._paused_s,
+            version=self._version,
+        )
+
+    async def close(self) -> None:
+        self._over = self._over or "the engine is closed"
+        self._batcher.end("abort")
+        self._changed.notify()
+        await checkpoint()
+
+    def _accept(self, request: Request) -> Response:
+        """Return a response, which has ended if there is nothing to generate."""
+        response = Response(request)
+        done, sampling = request.done, request.sampling
+        why = self._over or fault(
+            request, length=self._settings.length, vocabulary_size=self._vocabulary, has_text=self._has_text
+        )
+        if why:
+            response.end("error", why)
+        elif done is not None and done.finish in ("stop", "length"):
+            response.end(done.finish)
+        elif response.made >= sampling.max_new_tokens:
+            response.end("length")
+        return response
+
+    def _give_up(self, responses: Sequence[Response]) -> None:
+        for response in responses:
+            self._batcher.drop(response)
+        self._changed.notify()
+
+    async def _control(self, control: _Control, what: str) -> None:
+        self._controls.append(control)
+        self._changed.notify()
+        try:
+            await self._settled(lambda: control.done, what)
+        finally:
+            if control in self._controls:
+                self._controls.remove(control)
+
+    async def _settled(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait until the loop has done what it was asked; GenerationError if it no longer runs."""
+        await self._changed.wait_for(
+            lambda: condition() or bool(self._over), timeout_s=self._settings.control_timeout_s, what=lambda: what
+        )
+        if not condition():
+            raise GenerationError(f"{what}: {self._over}")
+
+    async def _turn(self) -> None:
+        started = anyio.current_time()
+        if self._controls and not self._batcher.apart:
+            await self._apply(self._controls.popleft())
+        elif self._pause is not None and (self._pause != "drain" or self._drained()):
+            await self._batcher.catch_up()
+            self._halted = True
+            self._changed.notify()
+            await self._until(lambda: not self._halted or bool(self._controls))
+            self._paused_s += anyio.current_time() - started
+        else:
+            await self._batcher.admit(begun_only=self._pause is not None)
+            if self._batcher.running:
+                await self._advance()
+                self._busy_s += anyio.current_time() - started
+            else:
+                await self._batcher.catch_up()
+                await self._until(lambda: bool(self._controls or self._pause or self._batcher.ready))
+
+    async def _advance(self) -> None:
+        try:
+            await self._batcher.advance(self._version)
+            self._failures = 0
+        except Exception as error:  # The edge of the model's own code: whoever sits may be at fault, or the device.
+            self._failures += 1
+            self._batcher.drop_flights()
+            self._batcher.end("error", f"decoding failed: {error!r}", waiting=False)
+            if self._failures == _MOST_FAILURES:
+                raise GenerationError(f"{_MOST_FAILURES} passes in a row failed, the last with {error!r}") from error
+
+    async def _apply(self, control: _Control) -> None:
+        await self._batcher.catch_up()
+        started = anyio.current_time()
+        if control.staged is not None:
+            await self._blocking(control.staged.swap)
+            self._version = control.version
+        if control.cache == "recompute":
+            await self._batcher.refill()
+        else:
+            self._batcher.forget()
+        control.pause_s = anyio.current_time() - started
+        if self._pause is None:
+            self._paused_s += control.pause_s
+        control.done = True
+        self._changed.notify()
+
+    def _drained(self) -> bool:
+        return not self._batcher.running and not self._batcher.apart
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not await self._changed.wait_at_most(condition, 3600.0):
+            pass

@@ -1,0 +1,32 @@
+"""What the native engine is given to work with."""
+
+from dataclasses import dataclass
+
+from asyncrl.engine.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSettings:
+    """Limits and switches of a native engine.
+
+    `rows` sequences decode together at most, each of `length` tokens (prompt and response), as far as their keys and
+    values fit into `cache_bytes`. Rows are looked at every `burst` tokens. One pass over prompts holds `fill_tokens`
+    tokens, padding included, or one prompt. `graphs` and `compiled` are for a GPU: CUDA graphs of the decode step, and
+    its kernels fused by torch.compile first, which takes minutes. A control call waits `control_timeout_s` at most.
+    """
+
+    rows: int
+    length: int
+    cache_bytes: int
+    burst: int = 8
+    fill_tokens: int = 4096
+    graphs: bool = True
+    compiled: bool = False
+    control_timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "cache_bytes", "burst", "fill_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; a native engine needs at least 1")
+        if self.length < 2:
+            raise ConfigError(f"length is {self.length}; one prompt token and one response token make 2")

@@ -1,0 +1,107 @@
+"""The key-value cache of all slots, allocated once: each row writes behind its own tokens.
+
+Invariant: a slot's positions below its row's are those of its own sequence; what lies above is never attended to, and
+is overwritten before it is. Tensors keep their addresses, so that a captured graph stays valid.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import Cache
+
+from asyncrl.engine.errors import ConfigError
+
+Shape = tuple[int, int, int]
+"""Key heads, width of a key, width of a value."""
+
+
+class ShapeProbe(Cache):  # type: ignore[misc]
+    """Stores nothing, and records what each layer would store."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.shapes: dict[int, Shape] = {}
+        self.dtype = torch.float32
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.shapes[layer_idx] = (key_states.shape[1], key_states.shape[3], value_states.shape[3])
+        self.dtype = key_states.dtype
+        return key_states, value_states
+
+
+class SlotCache(Cache):  # type: ignore[misc]
+    """Keys and values of `slots` sequences of at most `length` tokens, for the layers that `shapes` lists."""
+
+    def __init__(
+        self, shapes: Mapping[int, Shape], *, slots: int, length: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(layers=[])
+        self._keys: dict[int, torch.Tensor] = {}
+        self._values: dict[int, torch.Tensor] = {}
+        self._stacks: list[torch.Tensor] = []
+        for shape in dict.fromkeys(shapes.values()):
+            layers = [layer for layer, found in shapes.items() if found == shape]
+            heads, *widths = shape
+            keys, values = (
+                torch.zeros(len(layers), slots, heads, length, width, dtype=dtype, device=device) for width in widths
+            )
+            # Layers of one shape lie in one tensor: copying a slot is then one operation, not one per layer.
+            self._stacks += [keys, values]
+            for i, layer in enumerate(layers):
+                self._keys[layer], self._values[layer] = keys[i], values[i]
+        self._filling: torch.Tensor | None = None
+        self._rows = torch.empty(0)
+        self._positions = torch.empty(0)
+        self._window = 0
+
+    @staticmethod
+    def token_bytes(shapes: Mapping[int, Shape], dtype: torch.dtype) -> int:
+        """Return what one token takes in all layers."""
+        return sum(heads * (key + value) for heads, key, value in shapes.values()) * dtype.itemsize
+
+    def fill(self, slots: torch.Tensor) -> None:
+        """Have the next forward pass, over whole sequences (B, L), write to `slots` (B,) from position 0."""
+        self._filling = slots
+
+    def decode(self, rows: torch.Tensor, positions: torch.Tensor, window: int) -> None:
+        """Have the next forward pass, one token per row, write row i at positions[i] of slot i, and see `window`."""
+        self._filling = None
+        self._rows, self._positions, self._window = rows, positions, window
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        if self._filling is not None:
+            # Padding behind a shorter sequence is written too, above its row's position.
+            length = key_states.shape[2]
+            keys[self._filling, :, :length] = key_states
+            values[self._filling, :, :length] = value_states
+            return key_states, value_states
+        keys[self._rows, :, self._positions] = key_states[:, :, 0]
+        values[self._rows, :, self._positions] = value_states[:, :, 0]
+        rows = len(self._rows)
+        return keys[:rows, :, : self._window], values[:rows, :, : self._window]
+
+    def copy(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
+        """Copy the first `length` positions of slots `sources` to `targets`, which are none of them."""
+        for stack in self._stacks:
+            stack[:, targets, :, :length] = stack[:, sources, :, :length]
+
+
+def slots_within(cache_bytes: int, *, length: int, token_bytes: int, rows: int) -> int:
+    """Return how many slots of `length` tokens fit into `cache_bytes`, at most `rows`; ConfigError if not one does.
+
+    16 slots of 320 tokens of SmolLM2-135M in bfloat16 (23,040 bytes per token) take 118 MB.
+    """
+    needed = length * token_bytes
+    slots = min(rows, cache_bytes // needed)
+    if slots < 1:
+        raise ConfigError(
+            f"one sequence of {length} tokens needs {needed} bytes of key-value cache and the budget is {cache_bytes}; "
+            "raise the budget or shorten prompts and responses"
+        )
+    return slots

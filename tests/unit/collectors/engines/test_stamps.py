@@ -1,0 +1,135 @@
+"""Each token tells which weights made it, and which made the cache behind it: spans say the same."""
+
+from collections.abc import Mapping
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+import torch
+from anyio.lowlevel import checkpoint
+from torch import nn
+from transformers import LlamaConfig
+
+from asyncrl.collectors.engines.base import Cache, Request, Result, Sampling
+from asyncrl.collectors.engines.native import NativeEngine
+from asyncrl.collectors.engines.settings import NativeSettings
+from asyncrl.engine.aio.blocking import Blocking, in_place, in_thread
+from asyncrl.engine.testing.conformance.engine_contract import Stream, check_result
+from asyncrl.engine.testing.conformance.engine_trials import serving
+
+UPDATES = 200
+TORN = 0
+MIXED = 300
+"""Added to the token of a version if the cache behind it is not that version's own."""
+
+
+class Stamped(nn.Module):
+    """Gives token 1 + v, of weights that are all v, and TORN if they are not one version's or see a wrong cache.
+
+    What it caches of a token is the version of its weights and the token's position.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = LlamaConfig(num_hidden_layers=2)
+        self.first = nn.Embedding(2 * MIXED, 2)
+        self.middle = nn.Linear(4, 4)
+        self.last = nn.Parameter(torch.empty(7))
+        self.load_state_dict(weights(self, 0))
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.first
+
+    def set_attn_implementation(self, name: str) -> None:
+        self.config._attn_implementation = name
+
+    def forward(
+        self, input_ids: Any, attention_mask: Any, position_ids: Any = None, past_key_values: Any = None, **_: Any
+    ) -> Any:
+        rows, length = input_ids.shape
+        sums = torch.stack([value for weight in self.parameters() for value in (weight.min(), weight.max())])
+        version = float(sums[0].detach())
+        mixed = torch.zeros(rows, length, dtype=torch.bool)
+        torn = torch.full((rows, length), bool((sums != version).any()))
+        if past_key_values is not None:
+            stamp = torch.stack([torch.full((rows, length), version), position_ids.float()], -1)[:, None]
+            seen = (attention_mask == 0).expand(rows, 1, length, -1)[:, 0]
+            for layer in range(2):
+                keys, values = past_key_values.update(stamp, stamp.clone(), layer)
+                made, at = keys[:, 0, None, :, 0], keys[:, 0, None, :, 1]
+                whole = (at == torch.arange(keys.shape[2])) | ~seen
+                torn |= ~whole.all(-1) | (keys != values).any() | ((made > version) & seen).any(-1)
+                torn |= seen.sum(-1) != position_ids + 1
+                mixed |= ((made != version) & seen).any(-1)
+        token = torch.where(torn, TORN, 1 + int(version) + MIXED * mixed.long())
+        return SimpleNamespace(logits=torch.full((rows, length, 2 * MIXED), -1e4).scatter(2, token[..., None], 0.0))
+
+
+def weights(model: nn.Module, version: int) -> Mapping[str, torch.Tensor]:
+    return {name: torch.full_like(tensor, version) for name, tensor in model.state_dict().items()}
+
+
+async def churn(engine: NativeEngine, model: Stamped, random: Random, cache: Cache) -> list[tuple[Request, Result]]:
+    """Update 200 times, while requests come, are aborted, paused and continued; return all results."""
+    done: list[tuple[Request, Result]] = []
+    partials: list[tuple[Request, Result]] = []
+    asked: list[str] = []
+
+    async def ask(request: Request) -> None:
+        result = await Stream(engine, request).result()
+        done.append((request, result))
+        if result.finish == "abort":
+            partials.append((request, result))
+
+    async with serving(engine), anyio.create_task_group() as tasks:
+        for version in range(1, UPDATES + 1):
+            for _ in range(random.randrange(3)):
+                group = random.randrange(4)
+                prompt = tuple(range(2, 3 + 4 * group))
+                sampling = Sampling(random.randrange(1, 30))
+                asked.append(f"r{len(asked)}")
+                tasks.start_soon(ask, Request(asked[-1], prompt, sampling, 0, f"g{group}"))
+            if partials and random.random() < 0.5:
+                request, partial = partials.pop(random.randrange(len(partials)))
+                asked.append(f"r{len(asked)}")
+                tasks.start_soon(ask, Request(asked[-1], request.prompt_ids, request.sampling, 0, done=partial))
+            for _ in range(random.randrange(5)):
+                await checkpoint()
+            act = random.randrange(5)
+            if act == 0:
+                await engine.abort(asked[-random.randrange(1, 6) :])
+            elif act == 1:
+                await engine.pause(random.choice(["keep", "abort", "drain"]))
+            await engine.update_weights(version, weights(model, version), cache)
+            await engine.resume()
+    return done
+
+
+@pytest.mark.parametrize(("cache", "blocking"), [("keep", in_thread), ("recompute", in_place)])
+def test_every_span_names_the_weights_that_made_its_tokens(cache: Cache, blocking: Blocking[Any]) -> None:
+    model = Stamped()
+    engine = NativeEngine(model, NativeSettings(4, 64, 2**20, burst=2), blocking=blocking)
+    results = anyio.run(churn, engine, model, Random(1), cache)
+    spans = 0
+    for request, result in results:
+        check_result(request, result)
+        for version, first, end in result.spans:
+            made = result.token_ids[first:end]
+            assert {token % MIXED for token in made} == {1 + version}
+            if cache == "recompute" or (first == 0 and request.done is None):
+                assert max(made) < MIXED
+            elif request.done is None:
+                assert min(made) > MIXED
+            spans += 1
+    finishes = {result.finish for _, result in results}
+    assert finishes == {"length", "abort"}
+    assert spans > len(results) > 100
+
+
+def test_a_stamp_tells_half_written_weights() -> None:
+    model = Stamped()
+    model.load_state_dict({**weights(model, 1), "last": torch.zeros(7)})
+    ids = torch.tensor([[2, 3]])
+    assert model(ids, torch.ones_like(ids)).logits.argmax(-1).tolist() == [[TORN, TORN]]
