@@ -71,6 +71,17 @@ class CollectorSettings:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Granted:
+    """A grant, the version of its stamp, its prompt's tokens or what was wrong with it, and who came with it."""
+
+    grant: Grant
+    version: int
+    prompt: tuple[int, ...] | Exception
+    batch: int
+    peers: int
+
+
 Rolled = tuple[GroupMeta, Columns, tuple[str, ...]]
 """A group's tags and columns, and what went wrong with its failed samples, each text once."""
 
@@ -116,9 +127,11 @@ class Collector:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._generator.run)
                     async for grants, version in self._grants:
-                        # Together, so that the generator finds all of them when it forms a batch.
-                        for grant in grants:
-                            tasks.start_soon(self._collect, grant, version)
+                        # Before any begins: groups granted together decode together, and must know how many they are.
+                        prompts = [self._encode(grant) for grant in grants]
+                        peers = sum(isinstance(ids, tuple) for ids in prompts)
+                        for grant, ids in zip(grants, prompts, strict=True):
+                            tasks.start_soon(self._collect, _Granted(grant, version, ids, grants[0].group, peers))
         except Exception as error:  # The actor's edge: the controller hears it at its next poll.
             self._outbox.fail(error)
             raise
@@ -136,8 +149,8 @@ class Collector:
         self._in_flight.update((grant.group, self._version) for grant in grants)
         self._send.send_nowait((grants, self._version))
 
-    async def update_weights(self, version: int, handle: Any) -> None:
-        """Load a version whole, then serve it: groups granted from now on carry it.
+    async def update_weights(self, version: int, handle: Any) -> Any:
+        """Load a version whole, then serve it: groups granted from now on carry it. Return what it took, if known.
 
         A call for the version that is being loaded waits for that load, and one for the version served returns at
         once: a caller that gave up did not end its call. VersionError for a version older than the one served;
@@ -145,11 +158,12 @@ class Collector:
         """
         async with self._loading:
             if version == self._loaded:
-                return
+                return None
             if version < self._version:
                 raise VersionError(f"{self.name} serves version {self._version} and was given {version}")
-            await self._generator.update_weights(version, await self._transport.receive(handle))
+            took = await self._generator.update_weights(version, await self._transport.receive(handle))
             self.set_weight_version(version)
+            return took
 
     def set_weight_version(self, version: int) -> None:
         """Serve `version`; VersionError if it is older than the one served."""
@@ -169,13 +183,19 @@ class Collector:
         return await self._outbox.after(after_seq, wait_s)
 
     async def status(self) -> dict[str, Any]:
-        return {**self._generator.stats(), "version": self._version, "in_flight": len(self._in_flight)}
+        return {**await self._generator.stats(), "version": self._version, "in_flight": len(self._in_flight)}
 
-    async def _collect(self, grant: Grant, version: int) -> None:
-        """Bring one grant to its one message, a put notice or a failure."""
-        started = anyio.current_time()
+    def _encode(self, grant: Grant) -> tuple[int, ...] | Exception:
         try:
-            rolled = await self._attempt(grant, version)
+            return tuple(self._tokenizer.encode(grant.prompt.text))
+        except Exception as error:  # The group's edge: its failure, when its turn comes.
+            return error
+
+    async def _collect(self, granted: _Granted) -> None:
+        """Bring one grant to its one message, a put notice or a failure."""
+        started, grant = anyio.current_time(), granted.grant
+        try:
+            rolled = await self._attempt(granted)
             if isinstance(rolled, GroupFailure):
                 log.warning("group failed", group=grant.group, reason=rolled.reason)
                 self._outbox.post(rolled)
@@ -186,12 +206,13 @@ class Collector:
         finally:
             del self._in_flight[grant.group]
 
-    async def _attempt(self, grant: Grant, version: int) -> Rolled | GroupFailure:
+    async def _attempt(self, granted: _Granted) -> Rolled | GroupFailure:
         """Roll a group out; whatever goes wrong is the group's failure, with its prompt and traceback."""
+        grant = granted.grant
         with anyio.CancelScope() as scope:
             self._generating[grant.group] = scope
             try:
-                return await self._rollout(grant, version)
+                return await self._rollout(granted)
             except BaseException as caught:  # The group's edge: counted as a failure.
                 if anyio.current_effective_deadline() == -math.inf:
                     raise  # We are cancelled; any other cancellation leaked out of what was called.
@@ -202,10 +223,10 @@ class Collector:
                 del self._generating[grant.group]
         return GroupFailure(grant.group, CANCELLED, "no batch to come could train it")
 
-    async def _generate(self, grant: Grant, prompt_ids: tuple[int, ...]) -> Sequence[Completion]:
+    async def _generate(self, granted: _Granted, prompt_ids: tuple[int, ...]) -> Sequence[Completion]:
         """Generate a group's completions. Waiting for a turn to decode and decoding have a limit each."""
         decodes = False
-        settings = self._settings
+        grant, settings = granted.grant, self._settings
 
         def turn(decoding: bool) -> None:
             nonlocal decodes
@@ -220,6 +241,8 @@ class Collector:
                     max_new_tokens=settings.max_new_tokens,
                     temperature=settings.temperature,
                     turn=turn,
+                    batch=granted.batch,
+                    peers=granted.peers,
                 )
             )
         if decodes:
@@ -234,10 +257,12 @@ class Collector:
             "(collector.queue_timeout_s)",
         )
 
-    async def _rollout(self, grant: Grant, version: int) -> Rolled:
+    async def _rollout(self, granted: _Granted) -> Rolled:
         """Generate, score and flatten one group."""
-        prompt_ids = tuple(self._tokenizer.encode(grant.prompt.text))
-        completions = await self._generate(grant, prompt_ids)
+        grant, prompt_ids = granted.grant, granted.prompt
+        if isinstance(prompt_ids, Exception):
+            raise prompt_ids
+        completions = await self._generate(granted, prompt_ids)
         outcomes = self._checked(completions, await self._score(grant, completions))
         failures = [outcome for outcome in outcomes if isinstance(outcome, SampleFailure)]
         if len(failures) == len(outcomes):
@@ -246,7 +271,7 @@ class Collector:
                 "generation_error" if cause == BAD_LOGPROBS else cause,
                 f"all {grant.size} samples of group {grant.group} failed; the first: {failures[0].error}",
             )
-        group, columns = flatten(grant, version, prompt_ids, completions, outcomes, self._taggers)
+        group, columns = flatten(grant, granted.version, prompt_ids, completions, outcomes, self._taggers)
         return group, columns, tuple(dict.fromkeys(failure.error for failure in failures))
 
     async def _score(self, grant: Grant, completions: Sequence[Completion]) -> list[Outcome]:

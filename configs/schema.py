@@ -111,6 +111,15 @@ class Rollout(Section):
     """Sampling temperature; log-probabilities are those of the tempered distribution."""
     max_new_tokens: Count
     """Longest response, in tokens."""
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    """Sample from the smallest set of tokens that have this probability; 1: from all. Below 1 the sampler's
+    distribution is another one than the trainer's, and ratios at age 0 are off 1."""
+    top_k: ZeroOrMore
+    """Sample from so many tokens, the likeliest; 0: from all. As for `top_p`."""
+    min_p: Annotated[float, Field(ge=0, le=1)]
+    """Leave out tokens less likely than this share of the likeliest one; 0: none. As for `top_p`."""
+    stop_strings: list[Annotated[str, Field(min_length=1, max_length=1000)]]
+    """Texts that end a response; the token that completes one is its last."""
     stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]]
     """Further tokens that end a response, beside those of the tokenizer and of the checkpoint's generation_config."""
     add_bos: bool | None
@@ -120,8 +129,19 @@ class Rollout(Section):
 class Collector(Section):
     count: Few
     """Collector actors, each with its own generator."""
+    engine: Literal["native", "batch"]
+    """`native`: continuous batching, weights swapped while it decodes. `batch`: whole batches with transformers' own
+    caches, weights swapped between two of them; for models whose attention the native engine cannot take over."""
     decode_samples: Count
     """Samples that decode together at most."""
+    cache_gib: Annotated[float, Field(gt=0, le=1e6)]
+    """Memory of the native engine's keys and values; fewer samples decode together where it holds no more."""
+    slot_tokens: Annotated[int, Field(ge=2, le=10_000_000)] | None
+    """Longest prompt and response together, in tokens, for which the native engine keeps room; null: the longest prompt
+    of the task and `rollout.max_new_tokens`."""
+    on_update: Literal["keep", "recompute", "continue", "restart"]
+    """Responses in flight when new weights come: they go on with their cache (`keep`) or with one made anew
+    (`recompute`), or are aborted and go on from their last token (`continue`) or from their prompt (`restart`)."""
     queue_timeout_s: Seconds | None
     """A group that waits longer for its turn to decode has failed (reason `queue_timeout`); null: `group_timeout_s`
     for each group of run-ahead, the longest wait in a queue that moves."""

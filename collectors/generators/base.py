@@ -14,10 +14,10 @@ def _nothing(decoding: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """Generate one completion a seed for one prompt.
+    """Generate one completion per seed for one prompt.
 
     The generator calls `turn(True)` when the request begins to decode, and `turn(False)` when it has to wait
-    again: two waits, with a limit each.
+    again: two waits, with a limit each. `batch` numbers the groups that were granted together, `peers` of them.
     """
 
     prompt_ids: tuple[int, ...]
@@ -25,6 +25,8 @@ class GroupRequest:
     max_new_tokens: int
     temperature: float
     turn: Callable[[bool], None] = _nothing
+    batch: int = 0
+    peers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,8 @@ class Generator(Protocol):
     async def generate(self, request: GroupRequest) -> Sequence[Completion]:
         """Return one completion a seed, in order."""
 
-    async def update_weights(self, version: int, state: State) -> None:
-        """Swap all weights between two decode batches; return once the new ones are in force."""
+    async def update_weights(self, version: int, state: State) -> Any:
+        """Swap all weights; return once the new ones are in force, with what it took where the generator knows."""
 
-    def stats(self) -> dict[str, Any]:
+    async def stats(self) -> dict[str, Any]:
         """Return running and waiting requests, tokens generated and the version in force."""

@@ -129,7 +129,7 @@ class TorchGenerator:
         if update.error is not None:
             raise VersionError(f"version {version} was not loaded: {update.error}") from update.error
 
-    def stats(self) -> dict[str, Any]:
+    async def stats(self) -> dict[str, Any]:
         return {
             "running": self._running,
             "waiting": len(self._waiting),

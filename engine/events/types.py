@@ -225,8 +225,14 @@ class Acknowledged(Event, frozen=True, kw_only=True, tag="acknowledged"):
 
 
 class Published(Event, frozen=True, kw_only=True, tag="published"):
+    """Every generator serves a version. The other seconds are of the slowest generator: what it took beside
+    generation to stage the weights, and the pause without a token made; 0 where it does not say."""
+
     version: int
     seconds: float
+    stage_s: float = 0.0
+    pause_s: float = 0.0
+    bytes: int = 0
 
 
 class Settled(Event, frozen=True, kw_only=True, tag="settled"):

@@ -10,10 +10,11 @@ from typing import Any
 import structlog
 import torch
 
+from asyncrl.collectors.engines.checks import check_decoding
 from asyncrl.collectors.generators.cached import check_cached
 from asyncrl.configs import RunConfig
 from asyncrl.engine.errors import ConfigError
-from asyncrl.engine.lifecycle.parts import cost_model, positions_of, run_tokenizer, stop_ids, torch_backend
+from asyncrl.engine.lifecycle.parts import PROMPTS, cost_model, positions_of, run_tokenizer, stop_ids, torch_backend
 from asyncrl.engine.model.checkpoint import check_weights, read_config
 from asyncrl.engine.model.device import choose_device, torch_dtype
 from asyncrl.engine.model.settings import sampling_settings
@@ -24,9 +25,6 @@ from asyncrl.trainers.backends.alike import Alike
 from asyncrl.trainers.backends.packing import has_varlen
 
 log = structlog.get_logger()
-
-PROMPTS = 2000
-"""Of more prompts than so many, those with the longest texts have their tokens counted; a longer one fails later."""
 
 
 def check_checkpoint(config: RunConfig, prompts: Sequence[Prompt], *, extras: Sequence[str] = ()) -> None:
@@ -87,7 +85,10 @@ def _check_layers(config: RunConfig, architecture: Any, tokenizer: Tokenizer) ->
     model = sketch_model(architecture)
     if model is None:
         return
-    check_cached(model, pad_id=0)
+    if config.collector.engine == "native":
+        check_decoding(model)
+    else:
+        check_cached(model, pad_id=0)
     trainer = config.trainer
     places = [(torch.device("cpu"), torch.float32)]
     device, dtype = choose_device(trainer.device, 0), torch_dtype(config.model.dtype)

@@ -25,6 +25,7 @@ from asyncrl.engine.lifecycle.parts import (
     run_tokenizer,
     tokenized,
     train_partition,
+    with_slots,
 )
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.filters.taggers import Tagger
@@ -43,7 +44,7 @@ async def local_deployment(
 
     `taggers` are those of filters that are not in the configuration. The task scores by `call_in`.
     """
-    task = prepared.task
+    task, config = prepared.task, with_slots(config, prepared.prompts)
     tagging = all_taggers(config, taggers)
     torch.set_num_threads(config.trainer.threads)
     plane = LocalPlane(

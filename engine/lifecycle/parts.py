@@ -8,7 +8,12 @@ from typing import Any
 import torch
 
 from asyncrl.collectors.collector import Collector, CollectorSettings
+from asyncrl.collectors.engines.base import Sampling
+from asyncrl.collectors.engines.native import NativeEngine
+from asyncrl.collectors.engines.settings import NativeSettings
+from asyncrl.collectors.generators.base import Generator
 from asyncrl.collectors.generators.cached import check_cached
+from asyncrl.collectors.generators.engine_generator import EngineGenerator
 from asyncrl.collectors.generators.torch_generator import TorchGenerator
 from asyncrl.collectors.outcome import Rules
 from asyncrl.collectors.score_process import ProcessScorer
@@ -24,6 +29,7 @@ from asyncrl.engine.model.causal_lm import build_model
 from asyncrl.engine.model.device import choose_device, torch_dtype
 from asyncrl.engine.model.settings import end_tokens, read_json
 from asyncrl.engine.model.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
+from asyncrl.engine.records import Prompt
 from asyncrl.engine.records.columns import COLUMNS, REFERENCE_LOGPROBS, TRAINER_LOGPROBS
 from asyncrl.engine.weights.base import WeightTransport
 from asyncrl.filters import build_chain
@@ -36,6 +42,9 @@ from asyncrl.trainers.extras import check_takes
 from asyncrl.trainers.loss.objective import Clip
 from asyncrl.trainers.rank import TrainerRank
 from asyncrl.trainers.reducer import Reducer
+
+PROMPTS = 2000
+"""Of more prompts than so many, those with the longest texts have their tokens counted; a longer one fails later."""
 
 
 def train_partition(config: RunConfig, extras: Sequence[str] = ()) -> Partition:
@@ -122,6 +131,55 @@ def ray_scorer(config: RunConfig, *, taggers: Mapping[str, Tagger]) -> Scorer:
     )
 
 
+def longest_prompt(prompts: Sequence[Prompt], tokenizer: Tokenizer) -> int:
+    """Return the tokens of the longest prompt, as far as PROMPTS of the longest texts tell."""
+    longest = sorted(prompts, key=lambda prompt: len(prompt.text), reverse=True)[:PROMPTS]
+    return max((len(tokenizer.encode(prompt.text)) for prompt in longest), default=1)
+
+
+def with_slots(config: RunConfig, prompts: Sequence[Prompt]) -> RunConfig:
+    """Return a configuration that says how many tokens a slot of the native engine holds."""
+    if config.collector.slot_tokens is not None:
+        return config
+    tokens = longest_prompt(prompts, run_tokenizer(config)) + config.rollout.max_new_tokens
+    return config.model_copy(update={"collector": config.collector.model_copy(update={"slot_tokens": tokens})})
+
+
+def build_generator(config: RunConfig, model: Any, tokenizer: Tokenizer, *, blocking: Blocking[Any]) -> Generator:
+    """Return what generates with `model`: on the native engine, or in whole batches."""
+    rollout, collector = config.rollout, config.collector
+    exact = rollout.max_staleness == 0
+    if collector.engine == "batch":
+        check_cached(model, pad_id=tokenizer.pad_id)
+        return TorchGenerator(
+            model,
+            eos_id=tokenizer.eos_id,
+            stop_ids=stop_ids(config, tokenizer),
+            positions=positions_of(model.config) if config.model.path else None,
+            pad_id=tokenizer.pad_id,
+            decode_samples=collector.decode_samples,
+            alone=exact,
+            blocking=blocking,
+        )
+    assert collector.slot_tokens is not None, "with_slots comes first"
+    settings = NativeSettings(
+        rows=collector.decode_samples,
+        length=collector.slot_tokens,
+        cache_bytes=int(collector.cache_gib * 2**30),
+    )
+    engine = NativeEngine(model, settings, blocking=blocking, text=lambda ids: tokenizer.decode(list(ids)))
+    sampling = Sampling(
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
+        stop_ids=tuple(stop_ids(config, tokenizer)),
+        stop_strings=tuple(rollout.stop_strings),
+    )
+    return EngineGenerator(engine, sampling, exact=engine if exact else None, on_update=collector.on_update)
+
+
 def build_collector(
     config: RunConfig,
     index: int,
@@ -134,21 +192,10 @@ def build_collector(
     taggers: Mapping[str, Tagger],
 ) -> Collector:
     tokenizer = run_tokenizer(config)
-    check_cached(model, pad_id=tokenizer.pad_id)
-    generator = TorchGenerator(
-        model,
-        eos_id=tokenizer.eos_id,
-        stop_ids=stop_ids(config, tokenizer),
-        positions=positions_of(model.config) if config.model.path else None,
-        pad_id=tokenizer.pad_id,
-        decode_samples=config.collector.decode_samples,
-        alone=config.rollout.max_staleness == 0,
-        blocking=blocking,
-    )
     return Collector(
         f"collector{index}",
         CollectorSettings.of(config, PARTITION),
-        generator=generator,
+        generator=build_generator(config, model, tokenizer, blocking=blocking),
         scorer=scorer,
         tokenizer=tokenizer,
         plane=plane,

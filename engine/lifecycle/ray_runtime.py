@@ -26,7 +26,7 @@ from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.deployment import Deployment
 from asyncrl.engine.errors import ActorDied, ConfigError, Overdue
 from asyncrl.engine.lifecycle.checks import warn_of_settings
-from asyncrl.engine.lifecycle.parts import cost_model, run_tokenizer, tokenized, train_partition
+from asyncrl.engine.lifecycle.parts import cost_model, run_tokenizer, tokenized, train_partition, with_slots
 from asyncrl.engine.lifecycle.ray_actors import CollectorActor, RankActor
 from asyncrl.engine.records import Grant
 from asyncrl.engine.records.work import RankResult, RankWork
@@ -87,8 +87,8 @@ class RemoteCollector(RemoteActor):
     async def cancel(self, groups: Sequence[int]) -> None:
         await self._call("cancel", groups)
 
-    async def update_weights(self, version: int, handle: Any) -> None:
-        await self._call("update_weights", version, handle, timeout_s=_CALLERS_S)
+    async def update_weights(self, version: int, handle: Any) -> Any:
+        return await self._call("update_weights", version, handle, timeout_s=_CALLERS_S)
 
     async def status(self) -> dict[str, Any]:
         status: dict[str, Any] = await self._call("status")
@@ -173,7 +173,7 @@ async def ray_deployment(
 
     `taggers` are those of filters that are not in the configuration; ConfigError if they cannot be pickled.
     """
-    user_path = str(Path.cwd())
+    user_path, config = str(Path.cwd()), with_slots(config, prepared.prompts)
     pickled_taggers = _pickled(taggers)
     cost = cost_model(config)
     warn_of_settings(config)

@@ -42,7 +42,7 @@ class Publisher:
         """Bring every generator to `version`; a failed try leaves P as it was and is repeated."""
         started = self._clock()
         self._events.append(PublishStarted(version=version))
-        loaded: set[str] = set()
+        loaded: dict[str, Any] = {}
         for attempt in range(1, self._config.publish_tries + 1):
             try:
                 await self._send(version, handle, loaded)
@@ -53,19 +53,27 @@ class Publisher:
                 log.warning("publish failed", version=version, attempt=attempt, error=repr(cause))
                 if attempt == self._config.publish_tries or isinstance(cause, ActorDied):
                     raise cause from error
-        self._events.append(Published(version=version, seconds=round(self._clock() - started, 6)))
+        took = [update for update in loaded.values() if update is not None]
+        self._events.append(
+            Published(
+                version=version,
+                seconds=round(self._clock() - started, 6),
+                stage_s=round(max((update.stage_s for update in took), default=0.0), 6),
+                pause_s=round(max((update.pause_s for update in took), default=0.0), 6),
+                bytes=max((update.staged_bytes for update in took), default=0),
+            )
+        )
 
-    async def _send(self, version: int, handle: Any, loaded: set[str]) -> None:
-        """Send the weights to those that are not among `loaded`, adding who is; wait for every acknowledgement.
+    async def _send(self, version: int, handle: Any, loaded: dict[str, Any]) -> None:
+        """Send the weights to those that are not among `loaded`, and wait for every acknowledgement.
 
-        Overdue, naming who is late, after `publish_timeout_s`. A load that is given up goes on in its collector,
-        and the next try joins it.
+        Who has loaded them is added, with what it took. Overdue, naming who is late, after `publish_timeout_s`. A load
+        that is given up goes on in its collector, and the next try joins it.
         """
         versions, limit_s = self._versions, self._config.publish_timeout_s
 
         async def send(collector: CollectorHandle) -> None:
-            await collector.update_weights(version, handle)
-            loaded.add(collector.name)
+            loaded[collector.name] = await collector.update_weights(version, handle)
 
         with anyio.move_on_after(limit_s) as limit:
             async with anyio.create_task_group() as tasks:

@@ -34,13 +34,7 @@ def check_runnable(loaded: Loaded, objects: Sequence[BaseRolloutFilter] = ()) ->
         )
     _check_devices(loaded)
     check_stale_mode(loaded)
-    if config.rollout.stale_mode == "tokens":
-        # Of every collector that there is so far; a simulation may suppose another.
-        raise ConfigError(
-            f"rollout.stale_mode (from {loaded.sources['rollout.stale_mode']}) is 'tokens'; it needs a generator that "
-            "swaps weights within a response, and that of asyncrl train swaps between decode batches: all tokens of "
-            "a response have one age, and those of an old one would all be withheld. It must be drop or gate"
-        )
+    check_engine(loaded)
     try:
         build_chain(with_objects(config.filters, objects), min_live=config.rollout.min_live).state_dict()
     except FilterError as error:
@@ -91,6 +85,32 @@ def check_stale_mode(loaded: Loaded) -> None:
             raise ConfigError(
                 f"rollout.{name} (from {loaded.sources[f'rollout.{name}']}) is {value!r} and rollout.stale_mode "
                 f"'tokens'; {why}. It must be {off}, or the mode another"
+            )
+
+
+def check_engine(loaded: Loaded) -> None:
+    """Refuse what the engine `batch` cannot do, or what would have no effect with it; ConfigError names both."""
+    rollout, collector = loaded.config.rollout, loaded.config.collector
+    if collector.engine == "native":
+        return
+    if rollout.stale_mode == "tokens":
+        raise ConfigError(
+            f"rollout.stale_mode (from {loaded.sources['rollout.stale_mode']}) is 'tokens'; it needs an engine that "
+            "swaps weights within a response, and collector.engine is 'batch', which swaps between decode batches: all "
+            "tokens of a response have one age, and those of an old one would all be withheld. It must be drop or gate"
+        )
+    for path, value, off in (
+        ("rollout.top_p", rollout.top_p, 1.0),
+        ("rollout.top_k", rollout.top_k, 0),
+        ("rollout.min_p", rollout.min_p, 0.0),
+        ("rollout.stop_strings", rollout.stop_strings, []),
+        ("collector.on_update", collector.on_update, "keep"),
+        ("collector.slot_tokens", collector.slot_tokens, None),
+    ):
+        if value != off:
+            raise ConfigError(
+                f"{path} (from {loaded.sources[path]}) is {value!r}; the native engine alone has it, and "
+                f"collector.engine is 'batch'. It must be {'null' if off is None else off}"
             )
 
 

@@ -191,7 +191,7 @@ class SimulatedGenerator:
         self._version = version
         self._swaps.append((anyio.current_time(), version))
 
-    def stats(self) -> dict[str, Any]:
+    async def stats(self) -> dict[str, Any]:
         return {"version": self._version}
 
 

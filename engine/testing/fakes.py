@@ -103,7 +103,7 @@ class FakeGenerator:
         self.version = version
         self.loaded_at.setdefault(version, anyio.current_time())
 
-    def stats(self) -> dict[str, Any]:
+    async def stats(self) -> dict[str, Any]:
         return {"running": self.running, "version": self.version}
 
 

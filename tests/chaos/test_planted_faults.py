@@ -21,7 +21,7 @@ from asyncrl.engine.loop.front_end import FrontEnd
 from asyncrl.engine.loop.groups import Groups, Settlement
 from asyncrl.engine.loop.publisher import Publisher
 from asyncrl.engine.loop.versions import Versions
-from asyncrl.engine.records import Grant, GroupMeta
+from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.ending import Ending
 from asyncrl.engine.records.keys import sample_keys
 from asyncrl.engine.records.message import GroupFailure, Message, PutNotice
@@ -170,8 +170,9 @@ class PaysEarly(Controller):
 class StampsLate(Collector):
     """A group is stamped with the version in force when it is put."""
 
-    async def _rollout(self, grant: Grant, version: int) -> Any:
-        group, columns, *rest = cast("Sequence[Any]", await super()._rollout(grant, version))
+    async def _rollout(self, granted: Any) -> Any:
+        grant = granted.grant
+        group, columns, *rest = cast("Sequence[Any]", await super()._rollout(granted))
         late = GroupMeta(
             sample_keys(self._version, grant.group, grant.size),
             {**group.tags, "version": self._version, "end_version": self._version},
@@ -247,10 +248,10 @@ class LoadsTwice(Collector):
 class CredulousPublisher(Publisher):
     """A generator that is said to serve a version, as all are of version 0, is not asked again."""
 
-    async def _send(self, version: int, handle: Any, loaded: set[str]) -> None:
+    async def _send(self, version: int, handle: Any, loaded: dict[str, Any]) -> None:
         served = self._versions.served
         if self.tries.setdefault(version, 0):
-            loaded.update(name for name in served if served[name] >= version)
+            loaded.update({name: None for name in served if served[name] >= version})
         self.tries[version] += 1
         await super()._send(version, handle, loaded)
 

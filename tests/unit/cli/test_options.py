@@ -203,10 +203,23 @@ def test_config_explains_a_key_and_refuses_an_unknown_one(command: Command) -> N
 
 def test_mode_tokens_is_refused_with_a_generator_that_makes_no_spans(command: Command) -> None:
     """FOUND-I9: it would do what `drop` does, and say otherwise."""
-    result = command("train", "--dry-run", "--set", "rollout.stale_mode=tokens")
+    result = command("train", "--dry-run", "--set", "rollout.stale_mode=tokens", "--set", "collector.engine=batch")
     assert result.exit_code == 2
     assert "rollout.stale_mode (from --set rollout.stale_mode=tokens) is 'tokens'" in result.stderr
     assert "drop or gate" in result.stderr
+    assert command("train", "--dry-run", "--set", "rollout.stale_mode=tokens").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["rollout.top_p=0.9", "rollout.stop_strings=[x]", "collector.on_update=continue", "collector.slot_tokens=9"],
+)
+def test_what_the_engine_batch_would_ignore_is_refused(command: Command, given: str) -> None:
+    result = command("train", "--dry-run", "--set", "collector.engine=batch", "--set", given)
+    assert result.exit_code == 2
+    assert f"{given.partition('=')[0]} (from --set {given})" in result.stderr
+    assert "collector.engine is 'batch'" in result.stderr
+    assert command("train", "--dry-run", "--set", given).exit_code == 0
 
 
 @pytest.mark.parametrize(("name", "value"), [("cancel_stale", "true"), ("requeue_tries", "2")])

@@ -172,14 +172,14 @@ def test_weights_change_between_batches_and_not_within(running: Any, fixed_logit
 
             async def update() -> None:
                 await generator.update_weights(4, {"logits": torch.tensor(only_0)})
-                seen["update"] = generator.stats()["version"]
+                seen["update"] = (await generator.stats())["version"]
 
             tasks.start_soon(generate, "running")
             await anyio.sleep(1)
             tasks.start_soon(generate, "waiting")
             tasks.start_soon(update)
             await anyio.sleep(1)
-            assert (seen, generator.stats()["version"], gate.calls) == ({}, 0, 1)
+            assert (seen, (await generator.stats())["version"], gate.calls) == ({}, 0, 1)
             gate.open()
             await anyio.sleep(1)
         assert seen["running"].token_ids == (2, 2, 2)
@@ -215,7 +215,7 @@ def test_weights_that_do_not_fit_change_nothing(running: Any, fixed_logits: Any,
         async with running(fixed_logits([0.0, -math.inf])) as generator:
             with pytest.raises(VersionError, match=r"version 3 was not loaded.*logits|version 3 was not loaded.*more"):
                 await generator.update_weights(3, state)
-            assert generator.stats()["version"] == 0
+            assert (await generator.stats())["version"] == 0
             assert (await generator.generate(request()))[0].token_ids == (0, 0, 0, 0)
             await generator.update_weights(3, {"logits": torch.tensor([-math.inf, 0.0])})
             assert (await generator.generate(request()))[0].spans == ((3, 0, 1),)
@@ -249,7 +249,7 @@ def test_an_update_after_one_that_was_given_up_is_not_lost(running: Any, fixed_l
                 await anyio.sleep(1)
                 gate.open()
                 with anyio.fail_after(5):
-                    while generator.stats()["version"] != 2:
+                    while (await generator.stats())["version"] != 2:
                         await anyio.sleep(0.1)
 
     run_virtual(main)
@@ -285,7 +285,7 @@ def test_a_failing_batch_reaches_its_own_requests_alone(running: Any, fixed_logi
             for i in range(3):
                 tasks.start_soon(one, i)
             await anyio.sleep(1)
-            assert generator.stats()["running"] == 0
+            assert (await generator.stats())["running"] == 0
         assert (results[0], results[2]) == ("done", "done")
         assert "poisoned prompt" in results[1]
 
@@ -301,7 +301,7 @@ def test_a_request_that_is_cancelled_gives_up_its_place(running: Any, fixed_logi
             for _ in range(3):
                 with anyio.move_on_after(1):
                     await generator.generate(request((5,), range(10)))
-            assert generator.stats()["waiting"] == 0
+            assert (await generator.stats())["waiting"] == 0
             tasks.start_soon(generator.generate, request((5,), (0, 1)))
             await anyio.sleep(1)
             gate.open()
@@ -318,10 +318,10 @@ def test_stats_count_tokens_and_places(running: Any, fixed_logits: Any, make_gat
                 for _ in range(3):
                     tasks.start_soon(generator.generate, request((5,), (0, 1), 3))
                 await anyio.sleep(1)
-                assert generator.stats() == {"running": 1, "waiting": 2, "tokens": 0, "version": 0}
+                assert (await generator.stats()) == {"running": 1, "waiting": 2, "tokens": 0, "version": 0}
                 gate.open()
             await anyio.sleep(1)
-            assert generator.stats() == {"running": 0, "waiting": 0, "tokens": 18, "version": 0}
+            assert (await generator.stats()) == {"running": 0, "waiting": 0, "tokens": 18, "version": 0}
 
     run_virtual(main)
 

@@ -1,0 +1,159 @@
+"""A generator over an inference engine: one request per sample, put together to groups again.
+
+Invariants: a group's completions stand in the order of its seeds; with `exact`, groups that were granted together
+decode as one batch and nothing else does, so that one seed gives one run.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, Literal
+
+import anyio
+
+from asyncrl.collectors.engines.base import Engine, ExactEngine, Request, Result, Sampling, Update
+from asyncrl.collectors.generators.base import Completion, GroupRequest
+from asyncrl.engine.errors import GenerationError
+from asyncrl.engine.weights.base import State
+
+OnUpdate = Literal["keep", "recompute", "continue", "restart"]
+
+
+@dataclass(eq=False, slots=True)
+class _Together:
+    """Groups that were granted together, `size` of them; complete once all have joined."""
+
+    size: int
+    requests: list[GroupRequest] = field(default_factory=list)
+    results: list[list[Result]] = field(default_factory=list)
+    error: GenerationError | None = None
+    done: anyio.Event = field(default_factory=anyio.Event)
+
+
+class EngineGenerator:
+    """Serves groups from `engine`; `sampling` is what all requests share. `exact` is the engine, if it can be.
+
+    `on_update` says what becomes of responses in flight when weights change: they go on under the new weights with
+    their cache kept (`keep`) or made anew (`recompute`); or they are aborted and go on from their last token
+    (`continue`), or from their prompt (`restart`).
+    """
+
+    def __init__(
+        self, engine: Engine, sampling: Sampling, *, exact: ExactEngine | None = None, on_update: OnUpdate = "keep"
+    ) -> None:
+        self._engine = engine
+        self._sampling = sampling
+        self._exact = exact
+        self._on_update = on_update
+        self._numbers = count()
+        self._gathering: dict[int, _Together] = {}
+        self._send, self._complete = anyio.create_memory_object_stream[_Together](float("inf"))
+
+    async def run(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._engine.run)
+            async for together in self._complete:
+                await self._decode(together)
+
+    async def generate(self, request: GroupRequest) -> Sequence[Completion]:
+        results = await (self._stream(request) if self._exact is None else self._join(request))
+        for result in results:
+            if result.finish in ("error", "abort"):
+                raise GenerationError(f"decoding it failed: {result.error or 'the engine aborted it'}")
+        return [
+            Completion(result.token_ids, result.logprobs, result.spans, finished=result.finish == "stop")
+            for result in results
+        ]
+
+    async def update_weights(self, version: int, state: State) -> Update:
+        if self._on_update in ("keep", "recompute"):
+            cache: Literal["keep", "recompute"] = "keep" if self._on_update == "keep" else "recompute"
+            return await self._engine.update_weights(version, state, cache)
+        await self._engine.pause("abort")
+        try:
+            return await self._engine.update_weights(version, state)
+        finally:
+            # Left paused, the engine would never serve again.
+            with anyio.CancelScope(shield=True):
+                await self._engine.resume()
+
+    async def stats(self) -> dict[str, Any]:
+        stats = await self._engine.stats()
+        return {name: getattr(stats, name) for name in stats.__slots__}
+
+    def _requests(self, request: GroupRequest) -> list[Request]:
+        number = next(self._numbers)
+        sampling = replace(self._sampling, max_new_tokens=request.max_new_tokens, temperature=request.temperature)
+        # One sample tells when the group begins to decode; the others need not wake anybody before they end.
+        return [
+            Request(f"{number}/{i}", request.prompt_ids, sampling, seed, group=str(number), stream=i == 0)
+            for i, seed in enumerate(request.seeds)
+        ]
+
+    async def _stream(self, request: GroupRequest) -> list[Result]:
+        requests = self._requests(request)
+        results: dict[str, Result] = {}
+        begun = _once(lambda: request.turn(True))
+
+        async def one(sample: Request) -> None:
+            results[sample.id] = await self._sample(sample, begun)
+
+        async with anyio.create_task_group() as tasks:
+            for sample in requests:
+                tasks.start_soon(one, sample)
+        return [results[sample.id] for sample in requests]
+
+    async def _sample(self, request: Request, begun: Callable[[], None]) -> Result:
+        """Return one response; one that an update aborted goes on, or begins anew, as configured."""
+        while True:
+            result = await self._read(request, begun)
+            if result.finish != "abort" or self._on_update not in ("continue", "restart"):
+                return result
+            request = replace(request, done=result if self._on_update == "continue" else None)
+
+    async def _read(self, request: Request, begun: Callable[[], None]) -> Result:
+        async with aclosing(self._engine.generate(request)) as items:
+            async for item in items:
+                begun()
+                if isinstance(item, Result):
+                    return item
+        raise GenerationError(f"the engine ended request {request.id} without a result")
+
+    async def _join(self, request: GroupRequest) -> list[Result]:
+        together = self._gathering.setdefault(request.batch, _Together(request.peers))
+        place = len(together.requests)
+        together.requests.append(request)
+        if len(together.requests) == together.size:
+            del self._gathering[request.batch]
+            self._send.send_nowait(together)
+        await together.done.wait()
+        if together.error is not None:
+            raise together.error
+        return together.results[place]
+
+    async def _decode(self, together: _Together) -> None:
+        assert self._exact is not None
+        for request in together.requests:
+            request.turn(True)
+        samples = [self._requests(request) for request in together.requests]
+        try:
+            flat = iter(await self._exact.generate_batch([sample for group in samples for sample in group]))
+            together.results = [[next(flat) for _ in group] for group in samples]
+        except GenerationError as error:
+            together.error = error
+        finally:
+            together.done.set()
+
+
+def _once(call: Callable[[], None]) -> Callable[[], None]:
+    """Return what makes a call the first time alone."""
+    called = False
+
+    def first() -> None:
+        nonlocal called
+        if not called:
+            called = True
+            call()
+
+    return first
