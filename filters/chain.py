@@ -66,6 +66,11 @@ class Chain:
         }
 
     @property
+    def age_reasons(self) -> tuple[str, ...]:
+        """The reasons about age that the filters declare, as counts and logs write them."""
+        return tuple(dict.fromkeys(namespaced(f.name, reason) for f in self.filters for reason in f.age_reasons))
+
+    @property
     def needs_logprobs(self) -> bool:
         """Whether any filter judges after log-probabilities."""
         return any(filter_.stage == AFTER_LOGPROBS for filter_ in self.filters)
