@@ -122,8 +122,8 @@ class BaseRolloutFilter(ABC):
     metrics from the first step, at zero, and in `asyncrl filters show`; others show once they occur.
     `age_reasons` lists those of them that are about age: what is dropped or masked for one counts as lost
     to age in the figures of length bias.
-    A filter with state overrides `state_dict` and `load_state_dict`; the state is saved with
-    the run.
+    A filter with state overrides `state_dict`, which is written at the end of the run, and
+    `load_state_dict`, for resume, which does not exist yet.
     """
 
     stage: ClassVar[str] = CLAIM

@@ -102,7 +102,7 @@ class Claimed(Event, frozen=True, kw_only=True, tag="claimed"):
 
 
 class ClaimReturned(Event, frozen=True, kw_only=True, tag="claim_returned"):
-    """Claimed groups are ready again, by their owner's wish."""
+    """Claimed groups are ready again, by their owner's wish. For claimers beside the driver; a run has none yet."""
 
     groups: list[int]
 
@@ -248,7 +248,7 @@ class Released(Event, frozen=True, kw_only=True, tag="released"):
 
 
 class Checkpointed(Event, frozen=True, kw_only=True, tag="checkpointed"):
-    """The state of the run after everything before this event is on disk."""
+    """The state of the run after everything before this event is on disk. For checkpoints, which do not exist yet."""
 
     path: str
     version: int
@@ -257,7 +257,7 @@ class Checkpointed(Event, frozen=True, kw_only=True, tag="checkpointed"):
 class Resumed(Event, frozen=True, kw_only=True, tag="resumed"):
     """The run goes on from a checkpoint: events with a number above `after`, up to this one, are void.
 
-    `after` is the number of the last event that the checkpoint holds.
+    For resume, which does not exist yet. `after` is the number of the last event that the checkpoint holds.
     """
 
     checkpoint: str

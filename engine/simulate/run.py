@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.virtual_time import run_virtual
@@ -46,8 +47,7 @@ def predict(config: RunConfig, profile: Profile, *, slots: int = 0, folds: Seque
     async def main() -> Ending:
         pending = PendingSamples()
         task = SimulatedTask(profile, pending)
-        plane = cast("SimulatedPlane", await local_plane(config, SimulatedPlane))
-        plane.watch_profile(profile, seed)
+        plane = await local_plane(config, partial(SimulatedPlane, profile, seed))
         generators = [
             SimulatedGenerator(
                 i,
