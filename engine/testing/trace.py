@@ -201,6 +201,7 @@ class _Play:
     ) -> None:
         self._events: list[AnyEvent] = []
         self._config = config
+        self._chain = chain
         self._plane = LocalPlane(clock=virtual_clock, lease_s=config.data_plane.lease_s)
 
         async def trained(work: RankWork) -> None:
@@ -225,7 +226,7 @@ class _Play:
 
     async def run(self) -> Played:
         machinery, ending = self._machinery, Ending(0, DATA_EXHAUSTED)
-        machinery.log.append(_started(self._config, machinery.chain))
+        machinery.log.append(_started(self._config, self._chain))
         await self._plane.register(train_partition(self._config))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._collector.run)
@@ -249,7 +250,7 @@ class _Play:
 
 def recording_of(outcome: Outcome) -> Recording:
     """Return a simulated run as the recording that `asyncrl train` would have left."""
-    started = _started(outcome.config, outcome.controller.chain)
+    started = RunStarted(schema=SCHEMA, config=outcome.config.model_dump(), software={})
     ended = RunEnded(seq=len(outcome.events) + 1, code=outcome.ending.code, reason=outcome.ending.reason)
     last = outcome.events[-1]
     return Recording([started, *outcome.events, msgspec.structs.replace(ended, t=last.t, wall=last.wall)])
