@@ -25,9 +25,10 @@ AFTER_LOGPROBS = "after_logprobs"
 
 @dataclass(frozen=True, slots=True)
 class FilterContext:
-    """Where a group is judged: `trainer_version` is the one at which its batch will be trained.
+    """Where a group is judged: `trainer_version` is V, the version at which its batch will be trained.
 
-    `statistics` tells what the run has seen before.
+    `step` counts the batches trained before this one, and so is V too: the step that trains the batch, and
+    makes V + 1, is step V + 1 in logs and views. `statistics` tells what the run has seen before.
     """
 
     trainer_version: int
@@ -119,8 +120,10 @@ class BaseRolloutFilter(ABC):
     are functions that the collector runs on each response's tokens; each writes the tag it is
     listed under. `drop_reasons` and `mask_reasons` list the reasons that it may give: they are then in the
     metrics from the first step, at zero, and in `asyncrl filters show`; others show once they occur.
-    A filter with state overrides `state_dict` and `load_state_dict`; the state is saved with
-    the run.
+    `age_reasons` lists those of them that are about age: what is dropped or masked for one counts as lost
+    to age in the figures of length bias.
+    A filter with state overrides `state_dict`, which is written at the end of the run, and
+    `load_state_dict`, for resume, which does not exist yet.
     """
 
     stage: ClassVar[str] = CLAIM
@@ -128,6 +131,7 @@ class BaseRolloutFilter(ABC):
     taggers: ClassVar[Mapping[str, Tagger]] = {}
     drop_reasons: ClassVar[tuple[str, ...]] = ()
     mask_reasons: ClassVar[tuple[str, ...]] = ()
+    age_reasons: ClassVar[tuple[str, ...]] = ()
 
     @property
     def judges_columns(self) -> bool:

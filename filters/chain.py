@@ -66,6 +66,11 @@ class Chain:
         }
 
     @property
+    def age_reasons(self) -> tuple[str, ...]:
+        """The reasons about age that the filters declare, as counts and logs write them."""
+        return tuple(dict.fromkeys(namespaced(f.name, reason) for f in self.filters for reason in f.age_reasons))
+
+    @property
     def needs_logprobs(self) -> bool:
         """Whether any filter judges after log-probabilities."""
         return any(filter_.stage == AFTER_LOGPROBS for filter_ in self.filters)
@@ -137,7 +142,7 @@ class Chain:
         return {f"{i}:{f.name}": _state_of(f) for i, f in enumerate(self.filters)}
 
     def load_state_dict(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Restore filters; FilterError if the chain is not the one that was saved."""
+        """Restore filters; FilterError if it is another chain. For resume, which does not exist yet."""
         mine = [f"{i}:{f.name}" for i, f in enumerate(self.filters)]
         if sorted(states) != sorted(mine):
             raise FilterError(f"the saved chain is {sorted(states)}, this one is {sorted(mine)}")

@@ -159,6 +159,9 @@ def _check_declaration(filter_: BaseRolloutFilter) -> None:
         raise FilterContractError(f"{filter_!r} is no BaseRolloutFilter with a name")
     if not (isinstance(filter_.requires, tuple) and all(isinstance(tag, str) for tag in filter_.requires)):
         raise _fail(filter_, f"requires is {filter_.requires!r}; it must be a tuple of tag names")
+    odd = sorted(set(filter_.age_reasons) - {*filter_.drop_reasons, *filter_.mask_reasons})
+    if odd:
+        raise _fail(filter_, f"age_reasons names {odd}, and neither drop_reasons nor mask_reasons does")
 
 
 def _check_verdicts(make: Callable[[], BaseRolloutFilter], groups: Sequence[GroupMeta]) -> None:

@@ -29,7 +29,7 @@ def check_cached(model: Any, *, pad_id: int) -> None:
     requests = [GroupRequest(tuple(prompt), (seed,), NEW_TOKENS, 1.0) for seed, prompt in enumerate(prompts)]
     name = f"{type(model).__name__} (its layers: {layer_kinds(model)})"
     try:
-        completions = [group[0] for group in generator._decode(requests)]
+        completions = [group[0] for group in generator.decode(requests)]
         gap = max(
             _gap(model, prompt, completion.token_ids, completion.logprobs)
             for prompt, completion in zip(prompts, completions, strict=True)

@@ -142,7 +142,7 @@ class TorchGenerator:
         for request in requests:
             request.turn(True)
         try:
-            completions = await self._offload(lambda: self._decode(requests))
+            completions = await self._offload(lambda: self.decode(requests))
         except Exception as error:  # The edge of generation: of a batch, each decodes again alone.
             if len(batch) > 1:
                 self._set_apart(batch)
@@ -195,7 +195,7 @@ class TorchGenerator:
         return batch
 
     @torch.inference_mode()
-    def _decode(self, requests: Sequence[GroupRequest]) -> list[list[Completion]]:
+    def decode(self, requests: Sequence[GroupRequest]) -> list[list[Completion]]:
         """Decode all samples of `requests` together (B samples), left-padded prompts, until all end."""
         from transformers import DynamicCache  # The driver never decodes; it starts sooner without.
 

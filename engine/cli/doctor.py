@@ -65,8 +65,6 @@ def examine() -> Iterator[Finding]:
     yield _shared_memory()
     yield _folder()
     yield _gpu()
-    yield _extra("megatron", "megatron.core", "pip install 'asyncrl[megatron]' (its newest needs Python 3.12)")
-    yield _extra("mooncake", "mooncake", "pip install 'asyncrl[mooncake]'; it needs libibverbs1 of your system")
     yield _extra("vllm", "vllm", "pip install 'asyncrl[vllm]'")
 
 

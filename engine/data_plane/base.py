@@ -142,14 +142,7 @@ class DataPlane(Protocol):
         """
 
     async def claim(
-        self,
-        partition: str,
-        consumer: str,
-        *,
-        columns: Sequence[str],
-        max_groups: int,
-        owner: str,
-        claim_id: str,
+        self, partition: str, consumer: str, *, columns: Sequence[str], max_groups: int, owner: str, claim_id: str
     ) -> Claim:
         """Take up to `max_groups` ready groups, oldest version first and then in dispatch order.
 

@@ -74,27 +74,10 @@ class ClientPlane:
         await self._put_row("put", partition, parts, group_row_tags(group.keys, columns, group.tags))
 
     async def claim(
-        self,
-        partition: str,
-        consumer: str,
-        *,
-        columns: Sequence[str],
-        max_groups: int,
-        owner: str,
-        claim_id: str,
+        self, partition: str, consumer: str, *, columns: Sequence[str], max_groups: int, owner: str, claim_id: str
     ) -> Claim:
-        reply = await self._control(
-            "claim",
-            partition,
-            {
-                "partition": partition,
-                "consumer": consumer,
-                "columns": list(columns),
-                "max_groups": max_groups,
-                "owner": owner,
-                "claim_id": claim_id,
-            },
-        )
+        asked = {"columns": list(columns), "max_groups": max_groups, "owner": owner, "claim_id": claim_id}
+        reply = await self._control("claim", partition, {"partition": partition, "consumer": consumer, **asked})
         return claim_of(reply, claim_id=claim_id, partition=partition, consumer=consumer, owner=owner)
 
     async def give_back(self, lease: Lease) -> None:

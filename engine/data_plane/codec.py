@@ -71,7 +71,7 @@ def _nest(rows: Sequence[torch.Tensor]) -> torch.Tensor:
 def to_wire(
     columns: Mapping[str, Any], lengths: Sequence[int] | None, per_token: frozenset[str] = frozenset()
 ) -> dict[str, Wire]:
-    """Strip right padding by `lengths` (tokens a row).
+    """Strip right padding by `lengths` (tokens a row). For stores between nodes, which do not exist yet.
 
     A tensor of shape (N, max length, …) becomes jagged, as does every column of `per_token`
     whatever its padded length; other tensors and object arrays pass through. Lists of tensors
@@ -109,7 +109,7 @@ def from_wire(
     pad_values: Mapping[str, float] | None = None,
     pad_to: int | None = None,
 ) -> dict[str, Wire]:
-    """Return columns as right-padded tensors (default) or as they came, jagged.
+    """Return columns as right-padded tensors (default) or as they came, jagged. Undoes `to_wire`.
 
     `pad_values` by column (default 0). `pad_to` is an absolute length in tokens, common to all
     ranks; a longer row is a DataPlaneError. Object columns come back as object arrays.
@@ -134,15 +134,6 @@ def pad_rows(
     for i, row in enumerate(rows):
         out[i, : row.shape[0]] = row
     return out
-
-
-def response_slice(values: torch.Tensor, prompt_tokens: int, response_tokens: int) -> torch.Tensor:
-    """Cut the response's part of values over prompt and response, shifted left by one.
-
-    The model's output at position i predicts token i + 1, so the first response token is
-    predicted at `prompt_tokens - 1`.
-    """
-    return values[prompt_tokens - 1 : prompt_tokens - 1 + response_tokens]
 
 
 def _not_plain(value: Any) -> str | None:

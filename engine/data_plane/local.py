@@ -66,47 +66,27 @@ class LocalPlane:
         self._tags[partition][group.row] = group_row_tags(group.keys, columns, group.tags)
 
     async def claim(
-        self,
-        partition: str,
-        consumer: str,
-        *,
-        columns: Sequence[str],
-        max_groups: int,
-        owner: str,
-        claim_id: str,
+        self, partition: str, consumer: str, *, columns: Sequence[str], max_groups: int, owner: str, claim_id: str
     ) -> Claim:
-        self._known(partition)
         await checkpoint()
-        reply = self._book.claim(
-            self._own(partition),
-            partition=partition,
-            consumer=consumer,
-            columns=columns,
-            max_groups=max_groups,
-            owner=owner,
-            claim_id=claim_id,
-        )
+        asked: dict[str, Any] = {"columns": columns, "max_groups": max_groups, "owner": owner, "claim_id": claim_id}
+        reply = self._book.claim(self._own(partition), partition=partition, consumer=consumer, **asked)
         return claim_of(reply, claim_id=claim_id, partition=partition, consumer=consumer, owner=owner)
 
     async def give_back(self, lease: Lease) -> None:
-        self._known(lease.partition)
         self._book.give_back(self._own(lease.partition), lease.partition, lease.consumer, lease.fences)
 
     async def renew(self, lease: Lease) -> None:
-        self._known(lease.partition)
         self._book.renew(self._own(lease.partition), lease.partition, lease.consumer, lease.fences)
 
     async def leased(self, lease: Lease) -> frozenset[str]:
-        self._known(lease.partition)
         rows = self._own(lease.partition)
         return frozenset(self._book.leased(rows, lease.partition, lease.consumer, lease.fences))
 
     async def reap(self, partition: str, owners: Sequence[str]) -> list[str]:
-        self._known(partition)
         return self._book.reap(self._own(partition), partition, owners)
 
     async def read(self, partition: str, keys: Sequence[str], columns: Sequence[str]) -> dict[str, list[Any]]:
-        self._known(partition)
         await checkpoint()
         names = self._book.locate(self._own(partition), partition, keys, columns)
         return assemble(keys, columns, {name: self._buffers[partition][name] for name in names})
@@ -126,27 +106,19 @@ class LocalPlane:
             self._tags[partition][name] = tags
 
     async def clear(self, partition: str, keys: Sequence[str], *, lease: Lease | None = None) -> None:
-        self._known(partition)
         await checkpoint()
-        rows = self._own(partition)
-        if lease is None:
-            gone = self._book.clear(rows, partition, keys)
-        else:
-            gone = self._book.clear(rows, partition, keys, lease.consumer, lease.fences)
-        for name in gone:
+        held = (lease.consumer, lease.fences) if lease else ()
+        for name in self._book.clear(self._own(partition), partition, keys, *held):
             self._tags[partition].pop(name, None)
             self._buffers[partition].pop(name, None)
 
     async def consumption(self, partition: str, consumer: str) -> Consumption:
-        self._known(partition)
         return Consumption(**self._book.consumption(self._own(partition), partition, consumer))
 
     async def groups(self, partition: str) -> list[GroupMeta]:
-        self._known(partition)
         return [group_of(tags) for tags in self._book.groups(self._own(partition), partition)]
 
     async def keys(self, partition: str) -> list[str]:
-        self._known(partition)
         return self._book.keys(self._own(partition), partition)
 
     async def watch(self) -> None:
@@ -158,6 +130,7 @@ class LocalPlane:
         self._buffers.clear()
 
     def _own(self, partition: str) -> Rows:
+        self._known(partition)
         return self._book.own(self._tags[partition], partition)
 
     def _check_room(self, name: str) -> None:

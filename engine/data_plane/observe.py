@@ -35,35 +35,16 @@ class OperationStats:
     """Rows of other writers that a claim saw, each counted once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """One call, as given to the callback."""
-
-    operation: str
-    partition: str
-    keys: int
-    bytes: int
-    seconds: float
-    status: str
-
-
 def payload_bytes(columns: Mapping[str, Sequence[Any]]) -> int:
     return sum(value.nbytes for values in columns.values() for value in values if isinstance(value, torch.Tensor))
 
 
 class ObservedPlane(PassingPlane):
-    """A DataPlane that counts; `callback` sees every call, `snapshot()` the totals."""
+    """A DataPlane that counts; `snapshot()` gives the totals."""
 
-    def __init__(
-        self,
-        plane: DataPlane,
-        *,
-        clock: Callable[[], float],
-        callback: Callable[[Observation], None] | None = None,
-    ) -> None:
+    def __init__(self, plane: DataPlane, *, clock: Callable[[], float]) -> None:
         super().__init__(plane)
         self._clock = clock
-        self._callback = callback
         self._stats: dict[str, OperationStats] = {}
         self._passed_over: set[tuple[str, str]] = set()
 
@@ -96,15 +77,12 @@ class ObservedPlane(PassingPlane):
             status = "timeout"
             raise
         finally:
-            seconds = self._clock() - start
             stats = self._stats.setdefault(operation, OperationStats())
             stats.calls += 1
             stats.keys += result_keys
             stats.bytes += result_bytes
-            stats.seconds += seconds
+            stats.seconds += self._clock() - start
             stats.status[status] += 1
-            if self._callback is not None:
-                self._callback(Observation(operation, partition, result_keys, result_bytes, seconds, status))
 
     async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:
         call, size = bind(self._plane.put, partition, group, columns), (group.size, payload_bytes(columns))

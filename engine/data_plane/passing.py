@@ -30,14 +30,7 @@ class PassingPlane:
         await self._pass("put", partition, bind(self._plane.put, partition, group, columns))
 
     async def claim(
-        self,
-        partition: str,
-        consumer: str,
-        *,
-        columns: Sequence[str],
-        max_groups: int,
-        owner: str,
-        claim_id: str,
+        self, partition: str, consumer: str, *, columns: Sequence[str], max_groups: int, owner: str, claim_id: str
     ) -> Claim:
         asked: dict[str, Any] = {"columns": columns, "max_groups": max_groups, "owner": owner, "claim_id": claim_id}
         return await self._pass("claim", partition, bind(self._plane.claim, partition, consumer, **asked))

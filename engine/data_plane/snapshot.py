@@ -1,4 +1,4 @@
-"""A partition as files, without pickle: tags in JSON, tensors in safetensors.
+"""A partition as files, without pickle: tags in JSON, tensors in safetensors. For checkpoints, which do not exist yet.
 
 It is written and read through the plane's own operations, so it is the same for every backend. A
 snapshot holds whole groups, claimed or not; restored ones are ready again, under the same keys.

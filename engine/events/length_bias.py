@@ -6,16 +6,16 @@ those trained, in response tokens; over the run, over the last groups, by datase
 """
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from asyncrl.engine.events.prompt_waste import PromptWaste
-from asyncrl.engine.events.types import AnyEvent, Dispatched, Put, Settled, StepEnded
+from asyncrl.engine.events.types import AGE_REASONS, AnyEvent, Dispatched, Put, RunStarted, Settled, StepEnded
 from asyncrl.engine.records.fate import CANCELLED, FAILED_FATE, RUN_ENDED, STALE, TRAINED, split_fate
 from asyncrl.engine.records.group import DATASET, PROMPT, RESPONSE_TOKENS, TRAINABLE_TOKENS
 
-LOST_TO_AGE = frozenset({STALE, CANCELLED, "staleness/stale", "staleness/stale_tokens"})
 WINDOW_GROUPS = 256
 _QUARTERS = 4
 # This fold runs while the run does, and a run has few different fates.
@@ -66,11 +66,15 @@ class _Sums:
 
 
 class LengthBias:
-    """Folds a run. A sample that was still on its way when the run ended counts nowhere."""
+    """Folds a run. A sample that was still on its way when the run ended counts nowhere.
 
-    kinds = (Dispatched, Put, StepEnded, Settled)
+    `age_reasons` are the filters' reasons that are about age, until a log names others.
+    """
 
-    def __init__(self) -> None:
+    kinds = (RunStarted, Dispatched, Put, StepEnded, Settled)
+
+    def __init__(self, age_reasons: Iterable[str] = AGE_REASONS) -> None:
+        self._lost_to_age = frozenset({STALE, CANCELLED, *age_reasons})
         self.generated = Lengths()
         self.fresh = Lengths()
         self.trained = Lengths()
@@ -90,6 +94,8 @@ class LengthBias:
 
     def apply(self, event: AnyEvent) -> None:
         match event:
+            case RunStarted():
+                self._lost_to_age = frozenset({STALE, CANCELLED, *event.age_reasons})
             case Dispatched():
                 self._waiting[event.group] = (event.prompt, event.dataset, None)
             case Put():
@@ -125,7 +131,7 @@ class LengthBias:
             sums.generated_tokens += length * n
             self.generated.counts[length] += n
             generated.counts[length] += n
-            if reason not in LOST_TO_AGE:
+            if reason not in self._lost_to_age:
                 sums.fresh += n
                 sums.fresh_tokens += length * n
                 self.fresh.counts[length] += n

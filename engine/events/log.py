@@ -105,8 +105,8 @@ class EventLog:
     def resume(self, checkpoint: str, *, after: int) -> None:
         """Go on from a checkpoint that holds everything up to event `after`; the rest of the log is void.
 
-        The folds, which must be new, are given the events that count, then the `Resumed` event that says
-        so. ValueError if the log has no such event, or something was appended to it already.
+        For resume, which does not exist yet. The folds, which must be new, are given the events that count, then
+        the `Resumed` event that says so. ValueError if the log has no such event, or was appended to already.
         """
         if self._path is None or not 0 < after <= self._found:
             raise ValueError(

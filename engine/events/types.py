@@ -16,6 +16,9 @@ from asyncrl.engine.errors import TraceError
 
 SCHEMA = 3
 
+AGE_REASONS = ("staleness/stale", "staleness/stale_tokens")
+"""The filters' reasons about age in a log that does not name them."""
+
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding a line raises if it is no event: RecursionError for JSON that is nested too deep."""
 
@@ -33,7 +36,8 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     """`config` holds every value in force; `process_wall` is when the process was created.
 
     `cost` holds the fields of the cost model by which plans are balanced; null: by tokens. `part`: the log
-    is a slice of a run's, and lacks events on purpose.
+    is a slice of a run's, and lacks events on purpose. `age_reasons` are those that the chain's filters declare
+    to be about age; logs that say nothing of them are of built-in filters.
     """
 
     schema: int
@@ -42,6 +46,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     process_wall: float | None = None
     cost: dict[str, Any] | None = None
     part: bool = False
+    age_reasons: tuple[str, ...] = AGE_REASONS
 
 
 class Dispatched(Event, frozen=True, kw_only=True, tag="dispatched"):
@@ -97,7 +102,7 @@ class Claimed(Event, frozen=True, kw_only=True, tag="claimed"):
 
 
 class ClaimReturned(Event, frozen=True, kw_only=True, tag="claim_returned"):
-    """Claimed groups are ready again, by their owner's wish."""
+    """Claimed groups are ready again, by their owner's wish. For claimers beside the driver; a run has none yet."""
 
     groups: list[int]
 
@@ -249,7 +254,7 @@ class Released(Event, frozen=True, kw_only=True, tag="released"):
 
 
 class Checkpointed(Event, frozen=True, kw_only=True, tag="checkpointed"):
-    """The state of the run after everything before this event is on disk."""
+    """The state of the run after everything before this event is on disk. For checkpoints, which do not exist yet."""
 
     path: str
     version: int
@@ -258,7 +263,7 @@ class Checkpointed(Event, frozen=True, kw_only=True, tag="checkpointed"):
 class Resumed(Event, frozen=True, kw_only=True, tag="resumed"):
     """The run goes on from a checkpoint: events with a number above `after`, up to this one, are void.
 
-    `after` is the number of the last event that the checkpoint holds.
+    For resume, which does not exist yet. `after` is the number of the last event that the checkpoint holds.
     """
 
     checkpoint: str

@@ -90,10 +90,6 @@ class RemoteCollector(RemoteActor):
     async def update_weights(self, version: int, handle: Any) -> Any:
         return await self._call("update_weights", version, handle, timeout_s=_CALLERS_S)
 
-    async def status(self) -> dict[str, Any]:
-        status: dict[str, Any] = await self._call("status")
-        return status
-
 
 class RemoteRank(RemoteActor):
     def __init__(self, name: str, actor: Any, config: RunConfig) -> None:

@@ -1,4 +1,4 @@
-"""A batch's metadata: the only thing that the driver holds of a batch.
+"""A batch's metadata without its tensors. For checkpoints and for stores between nodes, which do not exist yet.
 
 Every transform is pure, keeps tags and lengths with their key, and gives fresh containers.
 """

@@ -242,6 +242,7 @@ class Driver:
                 software=_software(),
                 process_wall=self._host.began_wall,
                 cost=asdict(cost) if cost else None,
+                age_reasons=self._chain.age_reasons,
             )
         )
 

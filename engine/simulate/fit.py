@@ -65,11 +65,8 @@ class Fitted:
     def _take_batches_out(seen: Observed, at_once: int) -> list[tuple[float, float]]:
         """Return decode batches as (groups, seconds); what a group and a publish took is then without them."""
         batches = decode_batches(seen, at_once=at_once)
-        seen.overheads["publish"] = publish_seconds(seen, batches)
-        for batch in batches:
-            for number in batch.groups:
-                group = seen.groups[number]
-                group.rollout.seconds = max(0.0, group.put_t - batch.end_t)
+        ends = {number: batch.end_t for batch in batches for number in batch.groups}
+        seen.take_batches_out(ends, publish_seconds(seen, batches))
         return [(len(batch.groups), batch.end_t - batch.start_t) for batch in batches]
 
     @property

@@ -85,6 +85,13 @@ class Observed:
         self._apply_group(event)
         self._apply_step(event)
 
+    def take_batches_out(self, batch_ends: Mapping[int, float], publishes: Sequence[float]) -> None:
+        """Count a group's seconds from its decode batch's end, by group, and publishes without waits for batches."""
+        self.overheads["publish"] = list(publishes)
+        for number, end in batch_ends.items():
+            group = self.groups[number]
+            group.rollout.seconds = max(0.0, group.put_t - end)
+
     def _apply_group(self, event: AnyEvent) -> None:
         match event:
             case Dispatched():

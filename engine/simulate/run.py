@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.deployment import Deployment
+from asyncrl.engine.events.length_bias import LengthBias
 from asyncrl.engine.events.log import Fold
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.records.ending import Ending
@@ -39,14 +41,13 @@ def predict(config: RunConfig, profile: Profile, *, slots: int = 0, folds: Seque
     The same configuration, profile and seed give the same figures. `folds` see every event.
     """
     seed = config.run.seed
-    figures, progress = Timeline(), Progress(config.run.reward_window)
+    chain = build_chain(config.filters, min_live=config.rollout.min_live)
+    timeline, progress = Timeline(lengths=LengthBias(chain.age_reasons)), Progress(config.run.reward_window)
 
     async def main() -> Ending:
         pending = PendingSamples()
         task = SimulatedTask(profile, pending)
-        plane = cast("SimulatedPlane", await local_plane(config, SimulatedPlane))
-        plane.watch_profile(profile, seed)
-        chain = build_chain(config.filters, min_live=config.rollout.min_live)
+        plane = await local_plane(config, partial(SimulatedPlane, profile, seed))
         generators = [
             SimulatedGenerator(
                 i,
@@ -71,13 +72,13 @@ def predict(config: RunConfig, profile: Profile, *, slots: int = 0, folds: Seque
             config,
             Deployment(plane, collectors, ranks, task.prompts(), []),
             chain=chain,
-            folds=[progress, figures, *folds],
+            folds=[progress, timeline, *folds],
             progress=progress,
         )
         return ending
 
     ending = run_virtual(main)
-    return Prediction(figures.summary(), ending)
+    return Prediction(timeline.summary(), ending)
 
 
 def _slots(config: RunConfig, *, batched: bool) -> int:

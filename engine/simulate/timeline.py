@@ -5,14 +5,13 @@ Time counts from the first dispatch to the end of the last step, in seconds of t
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from asyncrl.engine.events.length_bias import LengthBias
 from asyncrl.engine.events.types import (
     AnyEvent,
-    BatchJudged,
     Claimed,
     ClaimReturned,
     Dispatched,
@@ -51,25 +50,22 @@ class _Level:
         return self.idle_s + max(0.0, t - self.since) * (self.now == 0)
 
 
-@dataclass(slots=True)
 class Timeline:
-    """Levels over time, sums and counts; `summary` may be asked at any time."""
+    """Levels over time, sums and counts; `summary` may be asked at any time. `lengths` measures length bias."""
 
-    ages: Counter[int] = field(default_factory=Counter)
-    fates: Counter[str] = field(default_factory=Counter)
-    lengths: LengthBias = field(default_factory=LengthBias)
-    _steps: list[float] = field(default_factory=list)
-    _publishes: list[float] = field(default_factory=list)
-    _kept: int = 0
-    _judged: int = 0
-    _tokens: int = 0
-    _groups_trained: int = 0
-    _first: float | None = None
-    _last: float = 0.0
-    _in_flight: dict[int, str] = field(default_factory=dict)
-    _generators: defaultdict[str, _Level] = field(default_factory=lambda: defaultdict(_Level))
-    _buffer: _Level = field(default_factory=_Level)
-    _trainer: _Level = field(default_factory=_Level)
+    def __init__(self, lengths: LengthBias | None = None) -> None:
+        self.ages: Counter[int] = Counter()
+        self.fates: Counter[str] = Counter()
+        self.lengths = lengths or LengthBias()
+        self._steps: list[float] = []
+        self._publishes: list[float] = []
+        self._tokens = 0
+        self._groups_trained = 0
+        self._first: float | None = None
+        self._last = 0.0
+        self._in_flight: dict[int, str] = {}
+        self._generators: defaultdict[str, _Level] = defaultdict(_Level)
+        self._buffer, self._trainer = _Level(), _Level()
 
     def apply(self, event: AnyEvent) -> None:
         self.lengths.apply(event)
@@ -89,9 +85,6 @@ class Timeline:
                 self._buffer.move(len(event.groups), event.t)
             case Settled():
                 self._settled(event)
-            case BatchJudged():
-                self._judged += event.judged
-                self._kept += event.kept
             case StepStarted():
                 self._trainer.move(1, event.t)
             case StepEnded():

@@ -53,7 +53,7 @@ def build_collectors(
     ]
 
 
-async def local_plane(config: RunConfig, kind: type[LocalPlane] = LocalPlane) -> LocalPlane:
+async def local_plane(config: RunConfig, kind: Callable[..., LocalPlane] = LocalPlane) -> LocalPlane:
     """Make the in-process plane of a configuration, on virtual time, with its partition."""
     data_plane = config.data_plane
     plane = kind(clock=virtual_clock, capacity_rows=data_plane.capacity_rows, lease_s=data_plane.lease_s)

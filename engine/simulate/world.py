@@ -5,7 +5,7 @@ carries it from the generator to the task's score.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -263,30 +263,29 @@ class SimulatedRank:
 class SimulatedPlane(LocalPlane):
     """A LocalPlane that keeps no bytes; claims, judging and hand-off take the profile's time."""
 
-    draw: Callable[[str], float]
+    def __init__(self, profile: Profile, seed: int, **plane: Any) -> None:
+        super().__init__(**plane)
+        self._profile = profile
+        self._seed = seed
+        self._numbers = dict.fromkeys(_OVERHEADS, 0)
 
-    def watch_profile(self, profile: Profile, seed: int) -> None:
-        numbers = dict.fromkeys(_OVERHEADS, 0)
-
-        def draw(kind: str) -> float:
-            numbers[kind] += 1
-            return overhead(profile, kind, seed=seed, number=numbers[kind])
-
-        self.draw = draw
+    def _draw(self, kind: str) -> float:
+        self._numbers[kind] += 1
+        return overhead(self._profile, kind, seed=self._seed, number=self._numbers[kind])
 
     async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:
         await super().put(partition, group, {name: [_NOTHING] * group.size for name in columns})
 
     async def claim(self, *args: Any, **how: Any) -> Claim:
-        await anyio.sleep(self.draw("claim"))
+        await anyio.sleep(self._draw("claim"))
         return await super().claim(*args, **how)
 
     async def leased(self, lease: Lease) -> frozenset[str]:
-        await anyio.sleep(self.draw("hand_off"))
+        await anyio.sleep(self._draw("hand_off"))
         return await super().leased(lease)
 
     async def clear(self, partition: str, keys: Sequence[str], *, lease: Lease | None = None) -> None:
-        await anyio.sleep(self.draw("judge") if lease is not None else 0.0)
+        await anyio.sleep(self._draw("judge") if lease is not None else 0.0)
         await super().clear(partition, keys, lease=lease)
 
 

@@ -201,6 +201,7 @@ class _Play:
     ) -> None:
         self._events: list[AnyEvent] = []
         self._config = config
+        self._chain = chain
         self._plane = LocalPlane(clock=virtual_clock, lease_s=config.data_plane.lease_s)
 
         async def trained(work: RankWork) -> None:
@@ -225,7 +226,7 @@ class _Play:
 
     async def run(self) -> Played:
         machinery, ending = self._machinery, Ending(0, DATA_EXHAUSTED)
-        machinery.log.append(RunStarted(schema=SCHEMA, config=self._config.model_dump(), software={}))
+        machinery.log.append(_started(self._config, self._chain))
         await self._plane.register(train_partition(self._config))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._collector.run)
@@ -253,3 +254,7 @@ def recording_of(outcome: Outcome) -> Recording:
     ended = RunEnded(seq=len(outcome.events) + 1, code=outcome.ending.code, reason=outcome.ending.reason)
     last = outcome.events[-1]
     return Recording([started, *outcome.events, msgspec.structs.replace(ended, t=last.t, wall=last.wall)])
+
+
+def _started(config: RunConfig, chain: Chain) -> RunStarted:
+    return RunStarted(schema=SCHEMA, config=config.model_dump(), software={}, age_reasons=chain.age_reasons)

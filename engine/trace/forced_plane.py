@@ -89,14 +89,7 @@ class ForcedPlane(PassingPlane):
         return not self._nothing_left(current_batch.get())
 
     async def claim(
-        self,
-        partition: str,
-        consumer: str,
-        *,
-        columns: Sequence[str],
-        max_groups: int,
-        owner: str,
-        claim_id: str,
+        self, partition: str, consumer: str, *, columns: Sequence[str], max_groups: int, owner: str, claim_id: str
     ) -> Claim:
         batch = current_batch.get()
         await self._changed.wait_until(lambda: bool(self._allowed[batch]) or self._nothing_left(batch))

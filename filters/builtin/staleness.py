@@ -25,6 +25,7 @@ class Staleness(BaseRolloutFilter):
 
     requires = (VERSION, DATASET)
     drop_reasons = ("stale", "stale_tokens")
+    age_reasons = drop_reasons
 
     def __init__(
         self,

@@ -139,11 +139,6 @@ def requirements(wheel: Path, extra: str, **environment: str) -> list[Requiremen
 @pytest.mark.parametrize(
     ("extra", "python", "system", "wanted"),
     [
-        ("megatron", "3.11", "linux", ["megatron-core>=0.16.1"]),
-        ("megatron", "3.12", "linux", ["megatron-core>=0.19.2"]),
-        ("megatron", "3.13", "linux", ["megatron-core>=0.19.2"]),
-        ("mooncake", "3.11", "linux", ["mooncake-transfer-engine>=0.3.13"]),
-        ("mooncake", "3.11", "darwin", []),
         ("vllm", "3.11", "linux", ["vllm>=0.19"]),
     ],
 )
@@ -172,9 +167,7 @@ def resolve(*requirements: str, python: str, deps: bool, target: Path) -> list[t
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("extra", "python"), [("megatron", "3.11"), ("megatron", "3.12"), ("mooncake", "3.11"), ("vllm", "3.11")]
-)
+@pytest.mark.parametrize(("extra", "python"), [("vllm", "3.11")])
 def test_the_index_has_what_an_extra_asks_for(wheel: Path, extra: str, python: str, tmp_path: Path) -> None:
     (wanted,) = requirements(wheel, extra, python_version=python, sys_platform="linux")
     ((name, version),) = resolve(f"{wanted.name}{wanted.specifier}", python=python, deps=False, target=tmp_path)
@@ -184,7 +177,7 @@ def test_the_index_has_what_an_extra_asks_for(wheel: Path, extra: str, python: s
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("extra", ["megatron", "mooncake", "vllm"])
+@pytest.mark.parametrize("extra", ["vllm"])
 def test_an_extra_resolves_with_all_that_it_needs(wheel: Path, extra: str, tmp_path: Path) -> None:
     """Everything together: no two requirements of asyncrl and the extra exclude each other."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"

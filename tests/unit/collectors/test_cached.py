@@ -52,7 +52,7 @@ def test_any_of_several_end_tokens_ends_a_response(fixed_logits: Callable[[list[
     generator = TorchGenerator(
         fixed_logits([0.0] * 4), eos_id=1, stop_ids=[3], pad_id=0, decode_samples=64, alone=False, blocking=in_place
     )
-    ended = generator._decode([GroupRequest((2,), tuple(range(64)), 40, 1.0)])[0]
+    ended = generator.decode([GroupRequest((2,), tuple(range(64)), 40, 1.0)])[0]
     assert {completion.token_ids[-1] for completion in ended} == {1, 3}
     assert all(completion.finished and not {1, 3} & {*completion.token_ids[:-1]} for completion in ended)
 

@@ -122,6 +122,10 @@ class GivesAnotherReason(Good):
     drop_reasons = ("longer",)
 
 
+class DeclaresAnAgeReasonAlone(Good):
+    age_reasons = ("ancient",)
+
+
 class DeclaresText(Good):
     mask_reasons = cast("tuple[str, ...]", "long")
 
@@ -150,6 +154,7 @@ class IgnoresAMissingTag(Good):
         (MasksOthersInColumns, r"judge_columns says .*\(masked\), judge says"),
         (TakesTheRewardInColumns, r"judge_columns says .*\(live\), judge says"),
         (GivesAnotherReason, r"gave \['GivesAnotherReason/long'\]; drop_reasons is \('longer',\)"),
+        (DeclaresAnAgeReasonAlone, r"age_reasons names \['ancient'\], and neither drop_reasons nor mask_reasons does"),
         (DeclaresText, "mask_reasons is 'long'; it must be a tuple of words"),
         (IgnoresAMissingTag, "needs tag 'mood'"),
     ],

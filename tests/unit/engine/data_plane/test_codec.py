@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.engine.data_plane.codec import decode_row, encode_row, from_wire, pad_rows, response_slice, to_wire
+from asyncrl.engine.data_plane.codec import decode_row, encode_row, from_wire, pad_rows, to_wire
 from asyncrl.engine.data_plane.rows import assemble
 from asyncrl.engine.errors import DataPlaneError, MissingRows
 from asyncrl.engine.testing.conformance.plane_contract import same_bits
@@ -93,13 +93,6 @@ def test_padding_has_a_value_by_column_and_one_absolute_length() -> None:
     assert from_wire(wire, layout="jagged")["ids"] is wire["ids"]
     with pytest.raises(DataPlaneError, match=r"'ids'.*2 tokens.*1"):
         from_wire(wire, pad_to=1)
-
-
-def test_the_response_slice_starts_where_its_first_token_is_predicted() -> None:
-    tokens = torch.tensor([5, 6, 7, 8, 9])  # Prompt 5 6, response 7 8 9.
-    predicts = tokens[1:]  # What the output at each position says.
-    assert response_slice(predicts, 2, 3).tolist() == [7, 8, 9]
-    assert response_slice(predicts, 2, 0).tolist() == []
 
 
 @given(

@@ -6,7 +6,7 @@ import pytest
 
 from asyncrl.engine.events.bias_alarm import BiasAlarm
 from asyncrl.engine.events.length_bias import WINDOW_GROUPS, LengthBias
-from asyncrl.engine.events.types import AnyEvent, BatchJudged, Dispatched, Put, Settled
+from asyncrl.engine.events.types import AnyEvent, BatchJudged, Dispatched, Put, RunStarted, Settled
 
 FRESH, STALE = ["trained", "trained"], ["dropped:stale", "dropped:stale"]
 
@@ -40,6 +40,13 @@ def test_what_filters_drop_is_wasted_but_not_lost_to_age() -> None:
     bias = fold(life(0, ["dropped:zero_std", "masked:overlong"], [2, 4]), life(1, ["masked:stale", "trained"], [5, 1]))
     assert (bias.lost_tokens, bias.prompts.mostly_lost) == (5, 0)
     assert bias.wasted_tokens == {"dropped:zero_std": 2, "masked:overlong": 4, "masked:stale": 5}
+
+
+def test_what_a_filter_declares_to_be_about_age_is_lost_to_age_and_nothing_else_is() -> None:
+    started = RunStarted(schema=3, config={}, software={}, age_reasons=("mine/ancient",))
+    dropped = ["dropped:mine/ancient", "dropped:staleness/stale"]
+    assert fold([started], life(0, dropped, [2, 4])).lost_tokens == 2
+    assert fold(life(0, dropped, [2, 4])).lost_tokens == 4
 
 
 def test_a_failed_sample_has_no_length_and_does_not_make_its_group_look_fresh() -> None:
