@@ -25,7 +25,7 @@ from asyncrl.engine.loop.step_metrics import StepMetrics
 from asyncrl.engine.loop.versions import Versions
 from asyncrl.engine.records import Plan
 from asyncrl.engine.records.gaps import LOG_RATIO_MAX, LOG_RATIO_MEAN
-from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.records.work import RankResult, Work
 from asyncrl.filters import Chain, FilterContext, Judgement
 from asyncrl.filters.statistics import RunningStatistics
 from asyncrl.trainers.fan_out import Cost
@@ -190,7 +190,7 @@ class Step:
             )
         )
 
-    def _note_work(self, works: Sequence[RankWork]) -> None:
+    def _note_work(self, works: Sequence[Work]) -> None:
         self._log.append(
             WorkGiven(
                 step=works[0].step,
