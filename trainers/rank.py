@@ -61,7 +61,7 @@ class TrainerRank:
         self._transport = transport
         self._offload = blocking
         self._learning_rate = learning_rate
-        self._least_step_s = min_step_s
+        self._min_step_s = min_step_s
         self._siblings = siblings or OnlyChild()
         self._fetch = fetch_for(fetch_policy, plane, partition, siblings=self._siblings)
         self._extras = tuple(extras)
@@ -72,7 +72,7 @@ class TrainerRank:
         """Run the plan, update by update; returns sums over this rank's trained tokens."""
         sums, norms = StepSums(), []
         seconds = waited_s = 0.0
-        done_at = anyio.current_time() + self._least_step_s
+        done_at = anyio.current_time() + self._min_step_s
         micro_batches = iter(work.micro_batches)
         columns = (*COLUMNS, *work.columns, *self._extras)
         async with feed(self._fetch, work.micro_batches, columns=columns) as fed:

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine.errors import AsyncRLError
@@ -15,25 +14,19 @@ from asyncrl.trainers.fan_out import over_budget
 from asyncrl.trainers.loss.advantages import group_advantages
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Selection:
     """What of a batch is trained: samples by key; per group the masks of the others, a reason by index.
 
+    By key, `lengths` are tokens of prompt and response, and `ages` of the oldest token trained, in versions.
     `reward_sum` adds up the rewards of trained samples.
     """
 
     samples: Mapping[str, SampleWork]
+    lengths: Mapping[str, int]
+    ages: Mapping[str, int]
     masks: Mapping[int, Mapping[int, str]]
     reward_sum: float
-
-    @cached_property
-    def lengths(self) -> dict[str, int]:
-        """Tokens by key, of prompt and response."""
-        return {key: sample.tokens for key, sample in self.samples.items()}
-
-    @property
-    def ages(self) -> dict[str, int]:
-        return {key: sample.age for key, sample in self.samples.items()}
 
     @property
     def trained_tokens(self) -> int:
@@ -48,6 +41,8 @@ def select(kept: Sequence[Judgement], config: RunConfig, *, trainer_version: int
     """Choose the samples of kept groups that can be trained; AsyncRLError for one over the budget, if so configured."""
     trainer = config.trainer
     samples: dict[str, SampleWork] = {}
+    lengths: dict[str, int] = {}
+    ages: dict[str, int] = {}
     masks: dict[int, dict[int, str]] = {}
     reward_sum = 0.0
     for judgement in kept:
@@ -64,15 +59,15 @@ def select(kept: Sequence[Judgement], config: RunConfig, *, trainer_version: int
                 key = group.keys[i]
                 samples[key] = SampleWork(
                     key=key,
-                    tokens=sizes[key],
                     prompt_tokens=group.prompt_tokens,
                     response_tokens=group.trainable_tokens[i] - skipped[i],
                     advantage=by_index[i],
                     withheld=skipped[i],
-                    age=trainer_version - oldest[i],
                 )
+                lengths[key] = sizes[key]
+                ages[key] = trainer_version - oldest[i]
                 reward_sum += float(group.rewards[i] or 0.0)
-    return Selection(samples, masks, reward_sum)
+    return Selection(samples, lengths, ages, masks, reward_sum)
 
 
 def _over_budget(judgement: Judgement, sizes: Mapping[str, int], config: RunConfig) -> dict[int, str]:

@@ -164,7 +164,7 @@ async def _train(
             learning_rate=0.0,
             extras=extras,
         )
-        samples = {key: SampleWork(key, tokens, 2, tokens - 2, 1.0) for key, tokens in lengths.items()}
+        samples = {key: SampleWork(key, 2, tokens - 2, 1.0) for key, tokens in lengths.items()}
         work = TrainWork(1, plan.ranks[rank], samples, total_tokens=50)
         await member.train(work)
 

@@ -118,9 +118,8 @@ def backend_of(model: Any, **changes: Any) -> TorchBackend:
 
 
 def sample_work(key: str, sample: Sample) -> SampleWork:
-    tokens = len(sample.ids)
-    trained = tokens - sample.prompt - sample.withheld
-    return SampleWork(key, tokens, sample.prompt, trained, sample.advantage, sample.withheld)
+    trained = len(sample.ids) - sample.prompt - sample.withheld
+    return SampleWork(key, sample.prompt, trained, sample.advantage, sample.withheld)
 
 
 def train_samples(
@@ -259,7 +258,11 @@ def train_batch(
     by_key = dict(zip((key for row in rows for key in row), samples, strict=True))
     behaviour = {key: response_logprobs(model, sample) - sample.gap for key, sample in by_key.items()}
     selection = Selection(
-        samples={key: sample_work(key, sample) for key, sample in by_key.items()}, masks={}, reward_sum=0.0
+        samples={key: sample_work(key, sample) for key, sample in by_key.items()},
+        lengths={key: len(sample.ids) for key, sample in by_key.items()},
+        ages=dict.fromkeys(by_key, 0),
+        masks={},
+        reward_sum=0.0,
     )
 
     async def main() -> BatchOutcome:

@@ -113,7 +113,7 @@ def plain(rows: Rows) -> Rows:
     return Rows(rows.tokens, rows.logprobs, rows.prompt_tokens, rows.advantages, rows.withheld, rows.filler)
 
 
-SAMPLES = {key: SampleWork(key, 4, 2, 2, 1.0) for key in KEYS}
+SAMPLES = {key: SampleWork(key, 2, 2, 1.0) for key in KEYS}
 
 
 def work() -> TrainWork:
@@ -181,12 +181,12 @@ def test_values_of_the_plane_are_never_written_to(causal_mean: Any, make_backend
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
-@pytest.mark.parametrize(("least_s", "took"), [(0.0, 0.0), (2.5, 2.5)])
+@pytest.mark.parametrize(("min_s", "took"), [(0.0, 0.0), (2.5, 2.5)])
 def test_a_step_takes_at_least_as_long_as_told(
-    causal_mean: Any, make_backend: Callable[..., Any], least_s: float, took: float
+    causal_mean: Any, make_backend: Callable[..., Any], min_s: float, took: float
 ) -> None:
     async def main() -> float:
-        scene = await build(make_backend(causal_mean), min_step_s=least_s)
+        scene = await build(make_backend(causal_mean), min_step_s=min_s)
         started = anyio.current_time()
         await scene.rank.train(work())
         return anyio.current_time() - started

@@ -28,7 +28,7 @@ class WritingRank(FakeRank):
         keys = [key for batch in work.micro_batches for key in batch.keys]
         if work.write and keys:
             await self.plane.write(PARTITION, work.column, {key: [1.0, key] for key in keys}, writer=self.name)
-        return await {} if work.reference else await FakeRank.logprobs(self, work)
+        return {} if work.reference else await FakeRank.logprobs(self, work)
 
     async def train(self, work: TrainWork) -> RankResult:
         self.works.append(work)
@@ -161,6 +161,7 @@ def test_a_sample_over_the_budget_is_masked_before_any_rank_starts_and_its_sibli
         ("trainer.importance_cap=0", r"trainer\.importance_cap\) is 0; it must be a number greater than 0"),
         ("trainer.forward_tokens=100", r"forward_tokens is 100 and trainer\.micro_batch_tokens 4096"),
         ("trainer.fetch_policy=each", r"must be one of independent, leader, auto"),
+        ("trainer.fetch_policy=leader", r"fetch_policy is leader; it must be auto: every rank of the PyTorch backend"),
     ],
 )
 def test_bad_values_are_named_with_their_range(given: str, said: str) -> None:

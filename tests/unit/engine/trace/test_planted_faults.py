@@ -218,7 +218,7 @@ def digests(**changes: Any) -> Mapping[str, int]:
     }
     columns |= {name: changes.pop(name) for name in columns.keys() & changes.keys()}
     samples = {
-        key: SampleWork(key=key, tokens=4, response_tokens=2, **{name: by[key] for name, by in columns.items()})
+        key: SampleWork(key=key, response_tokens=2, **{name: by[key] for name, by in columns.items()})
         for key in columns["advantage"]
     }
     base = TrainWork(
@@ -256,11 +256,16 @@ def test_a_part_of_the_work_that_changes_has_another_digest(changes: dict[str, A
 
 
 def test_a_forward_stage_that_writes_has_another_digest_and_samples_survive_their_journey() -> None:
-    samples = {"a": SampleWork("a", 7, 2, 4, 0.1, withheld=1, age=3), "b": SampleWork("b", 5, 2, 3, -0.1, scale=0.5)}
+    samples = {"a": SampleWork("a", 2, 4, 0.1, withheld=1), "b": SampleWork("b", 2, 3, -0.1, scale=0.5)}
     work = ForwardWork(1, (MicroBatch(("a", "b"), 12),), samples, total_tokens=7)
     other = replace(work, write=True)
     assert [name for name, digest in work.digests.items() if digest != other.digests[name]] == ["columns"]
-    for sent in (work, other, replace(work, micro_batches=(), samples={}), TrainWork(1, (), samples, 7)):
+    for sent in (
+        work,
+        other,
+        replace(work, micro_batches=(), samples={}),
+        TrainWork(1, work.micro_batches, samples, 7),
+    ):
         assert pickle.loads(pickle.dumps(sent)) == sent
 
 

@@ -198,7 +198,7 @@ def test_extras_of_the_partition_are_recorded_and_objects_are_not(tmp_path: Path
         await TensorRecorder(plane, tmp_path, blocking=in_place).record(1, group.keys)
 
     anyio.run(run)
-    samples = {key: SampleWork(key, 4, 0, 2, 0.5) for key in group.keys}
+    samples = {key: SampleWork(key, 0, 2, 0.5) for key in group.keys}
     work = TrainWork(1, (MicroBatch(group.keys, 8),), samples, total_tokens=4)
     [[rows]] = rebuild(tmp_path, [work]).rows
     assert rows.extras.keys() == {"pixels"}
