@@ -185,7 +185,7 @@ class Trainer(Section):
     """Coefficient of the divergence from a frozen reference model, the weights of version 0; 0: none is kept."""
     fetch_policy: Literal["independent", "leader", "auto"]
     """How ranks that share one replica come by their rows: each reads; the leader reads and broadcasts; auto: leader
-    where there are such siblings."""
+    where there are such siblings. Only auto is taken: each rank of the PyTorch backend holds a whole replica."""
     align: Count
     """Each sample's length is padded to a multiple of this many tokens, as tensor and context parallel ranks need."""
     balance: bool
@@ -259,7 +259,7 @@ class Trainer(Section):
         return self.micro_batch_tokens // self.align * self.align
 
     @property
-    def later_columns(self) -> int:
+    def later_column_count(self) -> int:
         """How many columns the ranks add to each group that is trained."""
         return self.decoupled + (self.reference_kl > 0)
 
@@ -322,6 +322,15 @@ class RunConfig(Section):
         return min(1, self.rollout.max_staleness) if lag is None else lag
 
     @model_validator(mode="after")
+    def _options_take_effect(self) -> "RunConfig":
+        if self.trainer.fetch_policy != "auto":
+            raise ValueError(
+                f"trainer.fetch_policy is {self.trainer.fetch_policy}; it must be auto: every rank of the PyTorch "
+                "backend holds a whole replica and reads for itself, so another policy would change nothing"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _fields_agree(self) -> "RunConfig":
         """Check rules over several fields; each message names the fields, both values and the rule."""
         rollout, model, plane = self.rollout, self.model, self.data_plane
@@ -369,7 +378,9 @@ class RunConfig(Section):
                 f"{self.trainer.micro_batch_tokens}; forward_tokens must be at least micro_batch_tokens, or null"
             )
         # A group in training may be split over all ranks, each of which writes a row for each later column.
-        written = self.trainer.later_columns * rollout.groups_per_step * min(self.trainer.ranks, rollout.group_size)
+        written = (
+            self.trainer.later_column_count * rollout.groups_per_step * min(self.trainer.ranks, rollout.group_size)
+        )
         more = f", and columns that the ranks write {written} more" if written else ""
         if plane.capacity_rows is not None and plane.capacity_rows < self.run_ahead_groups + written:
             raise ValueError(

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from asyncrl.engine.aio.outbox import Numbered
 from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.records import Grant, Prompt
-from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork
 from asyncrl.trainers.fan_out import Cost
 
 PARTITION = "train"
@@ -36,9 +36,9 @@ class CollectorHandle(Actor, Protocol):
 
 
 class RankHandle(Actor, Protocol):
-    async def train(self, work: RankWork) -> RankResult: ...
+    async def train(self, work: TrainWork) -> RankResult: ...
 
-    async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]: ...
+    async def logprobs(self, work: ForwardWork) -> dict[str, tuple[float, float]]: ...
 
     async def warm_up(
         self, examples: Sequence[tuple[list[int], int]], *, steps: int, batch: int, learning_rate: float

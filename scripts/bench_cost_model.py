@@ -114,10 +114,10 @@ def relative_errors(model: CostModel, pairs: Pairs) -> list[float]:
 def figures(measured: dict[str, tuple[CostModel, Pairs]]) -> dict[str, Any]:
     """Fit every model's scale and overhead to its times."""
     everything = [pair for _, pairs in measured.values() for pair in pairs]
-    fitted = {name: cost.refit(pairs) for name, (cost, pairs) in measured.items()}
+    fitted = {name: cost.fitted_to(pairs) for name, (cost, pairs) in measured.items()}
     errors = [error for name, (_, pairs) in measured.items() for error in relative_errors(fitted[name], pairs)]
     held_out = [
-        error for cost, pairs in measured.values() for error in relative_errors(cost.refit(pairs[::2]), pairs[1::2])
+        error for cost, pairs in measured.values() for error in relative_errors(cost.fitted_to(pairs[::2]), pairs[1::2])
     ]
     return {
         "correlation": round(float(np.corrcoef(np.array(everything).T)[0, 1]), 5),

@@ -1,7 +1,8 @@
 """How a rank comes by its rows: it reads them, or the leader of its siblings does and hands them round.
 
 `independent`: every rank reads. `leader`: the leader reads once and broadcasts a description of the
-shapes, then the tensors. `auto`: leader where there are siblings.
+shapes, then the tensors. `auto`: leader where there are siblings. The leader is used once a backend has ranks that
+share samples (Megatron); no path of a run reaches it yet.
 """
 
 from collections.abc import Sequence

@@ -16,7 +16,7 @@ from asyncrl.engine.aio.outbox import Numbered, Outbox
 from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.records import MicroBatch
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, REFERENCE_LOGPROBS, TOKENS, TRAINER_LOGPROBS
-from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork, Work
 from asyncrl.engine.weights.base import WeightTransport
 from asyncrl.engine.weights.digest import digest
 from asyncrl.trainers.backends.base import Backend, Rows, StepSums
@@ -61,18 +61,18 @@ class TrainerRank:
         self._transport = transport
         self._offload = blocking
         self._learning_rate = learning_rate
-        self._least_step_s = min_step_s
+        self._min_step_s = min_step_s
         self._siblings = siblings or OnlyChild()
         self._fetch = fetch_for(fetch_policy, plane, partition, siblings=self._siblings)
         self._extras = tuple(extras)
         self._peak_flops = peak_flops or 0.0
         self._outbox = Outbox()
 
-    async def train(self, work: RankWork) -> RankResult:
+    async def train(self, work: TrainWork) -> RankResult:
         """Run the plan, update by update; returns sums over this rank's trained tokens."""
         sums, norms = StepSums(), []
         seconds = waited_s = 0.0
-        done_at = anyio.current_time() + self._least_step_s
+        done_at = anyio.current_time() + self._min_step_s
         micro_batches = iter(work.micro_batches)
         columns = (*COLUMNS, *work.columns, *self._extras)
         async with feed(self._fetch, work.micro_batches, columns=columns) as fed:
@@ -103,13 +103,13 @@ class TrainerRank:
             peak_flops=self._peak_flops,
         )
 
-    async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:
+    async def logprobs(self, work: ForwardWork) -> dict[str, tuple[float, float]]:
         """Run a forward-only stage, under the policy or the frozen reference, and leave its column if asked.
 
         Return, by key, the largest size and the mean of log π - log π_sampler over trained tokens; nothing
         for the reference, which is not compared.
         """
-        reference = work.stage == REFERENCE_LOGPROBS
+        reference = work.reference
         columns = (*((TOKENS,) if reference else COLUMNS), *self._extras)
         found: dict[str, torch.Tensor] = {}
         gaps: dict[str, tuple[float, float]] = {}
@@ -123,7 +123,7 @@ class TrainerRank:
                 if not reference:
                     gaps.update(zip(batch.keys, map(_gap, logprobs, rows.logprobs, rows.withheld), strict=True))
         if work.write:
-            await self._write_back(REFERENCE_LOGPROBS if reference else TRAINER_LOGPROBS, found)
+            await self._write_back(work.column, found)
         return gaps
 
     async def _write_back(self, column: str, values: dict[str, torch.Tensor]) -> None:
@@ -168,19 +168,20 @@ class TrainerRank:
         return float(await self._offload(lambda: self._backend.apply(gradients, learning_rate=learning_rate)))
 
 
-def rows_of(work: RankWork, batch: MicroBatch, values: Values) -> Rows:
+def rows_of(work: Work, batch: MicroBatch, values: Values) -> Rows:
     """Join a micro-batch's part of the work with the columns read for it; what has no other use is an extra."""
     known = {*COLUMNS, TRAINER_LOGPROBS, REFERENCE_LOGPROBS}
+    samples = [work.samples[key] for key in batch.keys]
     return Rows(
         tokens=values[TOKENS],
         logprobs=values.get(LOGPROBS, ()),
-        prompt_tokens=[work.prompt_tokens[key] for key in batch.keys],
-        advantages=[work.advantages[key] for key in batch.keys],
-        withheld=[work.withheld[key] for key in batch.keys],
+        prompt_tokens=[sample.prompt_tokens for sample in samples],
+        advantages=[sample.advantage for sample in samples],
+        withheld=[sample.withheld for sample in samples],
         filler=batch.filler,
         proximal_logprobs=values.get(TRAINER_LOGPROBS),
         reference_logprobs=values.get(REFERENCE_LOGPROBS),
-        scales=[work.scales[key] for key in batch.keys] if work.scales else None,
+        scales=[sample.scale for sample in samples if sample.scale is not None] or None,
         pad_to=work.pad_to,
         extras={name: rows for name, rows in values.items() if name not in known},
     )

@@ -1,5 +1,6 @@
 """Ranks that hold parts of one replica (tensor, context, pipeline) and so need the same rows.
 
+Used once a backend has ranks that share samples (Megatron); no path of a run reaches more than `OnlyChild` yet.
 Invariant: index 0 leads; it alone writes columns back, whoever fetches.
 """
 

@@ -188,7 +188,7 @@ class StepStarted(Event, frozen=True, kw_only=True, tag="step_started"):
 class WorkGiven(Event, frozen=True, kw_only=True, tag="work_given"):
     """What the ranks are given for a stage (`logprobs`, `reference_logprobs`, `train`), as digests, by rank.
 
-    `parts` has the CRC-32 of each part by name (RankWork.digests); `samples` that of each sample, keys sorted.
+    `parts` has the CRC-32 of each part by name (Work.digests); `samples` that of each sample, keys sorted.
     """
 
     step: int

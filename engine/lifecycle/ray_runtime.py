@@ -29,7 +29,7 @@ from asyncrl.engine.lifecycle.checks import warn_of_settings
 from asyncrl.engine.lifecycle.parts import cost_model, run_tokenizer, tokenized, train_partition, with_slots
 from asyncrl.engine.lifecycle.ray_actors import CollectorActor, RankActor
 from asyncrl.engine.records import Grant
-from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork
 from asyncrl.filters.taggers import Tagger
 from asyncrl.trainers.reducer import MeetingPoint
 
@@ -96,11 +96,11 @@ class RemoteRank(RemoteActor):
         super().__init__(name, actor, config.supervision.answer_timeout_s)
         self._step_timeout_s = config.trainer.step_timeout_s
 
-    async def train(self, work: RankWork) -> RankResult:
+    async def train(self, work: TrainWork) -> RankResult:
         result: RankResult = await self._call("train", work, timeout_s=self._step_timeout_s)
         return result
 
-    async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:
+    async def logprobs(self, work: ForwardWork) -> dict[str, tuple[float, float]]:
         gaps: dict[str, tuple[float, float]] = await self._call("logprobs", work, timeout_s=self._step_timeout_s)
         return gaps
 

@@ -8,6 +8,7 @@ from asyncrl.engine.errors import AsyncRLError
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.fate import OVER_BUDGET, STALE
 from asyncrl.engine.records.spans import sample_spans, withheld_tokens
+from asyncrl.engine.records.work import SampleWork
 from asyncrl.filters import Judgement
 from asyncrl.trainers.fan_out import over_budget
 from asyncrl.trainers.loss.advantages import group_advantages
@@ -15,67 +16,58 @@ from asyncrl.trainers.loss.advantages import group_advantages
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What of a batch is trained: per key its tokens and advantage; per group the masks.
+    """What of a batch is trained: samples by key; per group the masks of the others, a reason by index.
 
-    `withheld` counts leading response tokens too old to be trained; `response_tokens` those trained;
-    `ages` is of the oldest token trained; `reward_sum` adds up the rewards of trained samples.
+    By key, `lengths` are tokens of prompt and response, and `ages` of the oldest token trained, in versions.
+    `reward_sum` adds up the rewards of trained samples.
     """
 
+    samples: Mapping[str, SampleWork]
     lengths: Mapping[str, int]
-    prompt_tokens: Mapping[str, int]
-    response_tokens: Mapping[str, int]
-    advantages: Mapping[str, float]
-    withheld: Mapping[str, int]
     ages: Mapping[str, int]
     masks: Mapping[int, Mapping[int, str]]
     reward_sum: float
 
     @property
     def trained_tokens(self) -> int:
-        return sum(self.response_tokens.values())
+        return sum(sample.response_tokens for sample in self.samples.values())
 
     def tokens_of(self, keys: Collection[str]) -> dict[str, int]:
         """Return the trained tokens of some keys, in the order of the selection."""
-        wanted = frozenset(keys)
-        return {key: tokens for key, tokens in self.response_tokens.items() if key in wanted}
+        return {key: sample.response_tokens for key, sample in self.samples.items() if key in keys}
 
 
 def select(kept: Sequence[Judgement], config: RunConfig, *, trainer_version: int) -> Selection:
     """Choose the samples of kept groups that can be trained; AsyncRLError for one over the budget, if so configured."""
     trainer = config.trainer
+    samples: dict[str, SampleWork] = {}
     lengths: dict[str, int] = {}
-    prompts: dict[str, int] = {}
-    responses: dict[str, int] = {}
-    advantages: dict[str, float] = {}
-    withheld: dict[str, int] = {}
     ages: dict[str, int] = {}
     masks: dict[int, dict[int, str]] = {}
-    rewards: list[float] = []
+    reward_sum = 0.0
     for judgement in kept:
         group = judgement.group
         live = [float(group.rewards[i] or 0.0) for i in judgement.live]
-        by_index = dict(
-            zip(
-                judgement.live,
-                group_advantages(live, baseline=trainer.advantage_baseline, scale=trainer.advantage_scale),
-                strict=True,
-            )
-        )
+        found = group_advantages(live, baseline=trainer.advantage_baseline, scale=trainer.advantage_scale)
+        by_index = dict(zip(judgement.live, found, strict=True))
         sizes = {group.keys[i]: group.prompt_tokens + group.response_tokens[i] for i in judgement.trained}
         skipped, oldest = _too_old(group, config, trainer_version)
         mask = masks[group.group] = {**judgement.masked, **_over_budget(judgement, sizes, config)}
         mask |= {i: STALE for i in judgement.trained if i not in mask and skipped[i] >= group.trainable_tokens[i]}
         for i in judgement.trained:
-            key = group.keys[i]
             if i not in mask:
+                key = group.keys[i]
+                samples[key] = SampleWork(
+                    key=key,
+                    prompt_tokens=group.prompt_tokens,
+                    response_tokens=group.trainable_tokens[i] - skipped[i],
+                    advantage=by_index[i],
+                    withheld=skipped[i],
+                )
                 lengths[key] = sizes[key]
-                prompts[key] = group.prompt_tokens
-                responses[key] = group.trainable_tokens[i] - skipped[i]
-                advantages[key] = by_index[i]
-                withheld[key] = skipped[i]
                 ages[key] = trainer_version - oldest[i]
-                rewards.append(float(group.rewards[i] or 0.0))
-    return Selection(lengths, prompts, responses, advantages, withheld, ages, masks, sum(rewards))
+                reward_sum += float(group.rewards[i] or 0.0)
+    return Selection(samples, lengths, ages, masks, reward_sum)
 
 
 def _over_budget(judgement: Judgement, sizes: Mapping[str, int], config: RunConfig) -> dict[int, str]:

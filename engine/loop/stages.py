@@ -17,11 +17,12 @@ from asyncrl.engine.loop.selection import Selection
 from asyncrl.engine.records import MicroBatch, Plan
 from asyncrl.engine.records.columns import REFERENCE_LOGPROBS, TRAINER_LOGPROBS
 from asyncrl.engine.records.keys import row_of
-from asyncrl.engine.records.work import RankResult, RankWork, Stage, Update
+from asyncrl.engine.records.work import ForwardWork, RankResult, SampleWork, TrainWork, Update, Work
 from asyncrl.trainers.fan_out import Cost, plan_batch
 from asyncrl.trainers.loss.normalisation import token_scales
 
 Answer = TypeVar("Answer")
+Given = TypeVar("Given", TrainWork, ForwardWork)
 
 
 class Stages:
@@ -36,7 +37,7 @@ class Stages:
         *,
         ranks: Sequence[RankHandle],
         cost: Cost | None,
-        given: Callable[[Sequence[RankWork]], None] = lambda works: None,
+        given: Callable[[Sequence[Work]], None] = lambda works: None,
     ) -> None:
         self._config = config
         self._ranks = ranks
@@ -49,7 +50,7 @@ class Stages:
         Return their gap to the sampler's (records/gaps.py: largest, mean) by key, in the selection's order.
         """
         gaps: dict[str, tuple[float, float]] = {}
-        for part in await self._forward(selection, step=step, stage="logprobs", write=write):
+        for part in await self._forward(selection, step=step, reference=False, write=write):
             twice = gaps.keys() & part.keys()
             if twice:
                 raise AsyncRLError(f"two ranks measured {min(twice)}")
@@ -61,7 +62,7 @@ class Stages:
 
     async def reference_logprobs(self, selection: Selection, *, step: int) -> None:
         """Have log-probabilities taken under the frozen reference model and kept as a column."""
-        await self._forward(selection, step=step, stage="reference_logprobs", write=True)
+        await self._forward(selection, step=step, reference=True, write=True)
 
     def plan(self, selection: Selection) -> Plan:
         """Plan training: the ranks balanced by cost; a group's samples on one rank where that costs nothing."""
@@ -80,20 +81,28 @@ class Stages:
 
     async def train(self, plan: Plan, selection: Selection, *, step: int) -> list[RankResult]:
         """Run the plan, update by update; an error unless exactly the planned tokens were trained."""
-        scales = self._scales(plan, selection)
-        advantages = {key: selection.advantages[key] * scales[key] for key in selection.advantages}
         trainer = self._config.trainer
+        scales = self._scales(plan, selection)
+        samples = {
+            key: one._replace(
+                advantage=one.advantage * scales[key], scale=scales[key] if trainer.reference_kl else None
+            )
+            for key, one in selection.samples.items()
+        }
         updates = tuple(Update(len(part.ranks[0]), sum(selection.tokens_of(part.keys).values())) for part in plan.parts)
-        works = self._works(
-            plan,
-            selection,
-            step=step,
-            stage="train",
-            advantages=advantages,
-            updates=updates if len(updates) > 1 else (),
-            scales=scales if trainer.reference_kl else {},
-            columns=later_columns(trainer),
-        )
+        pad_to = self._pad_to(plan, selection)
+        works = [
+            TrainWork(
+                step=step,
+                micro_batches=micro_batches,
+                samples=_samples_in(micro_batches, samples),
+                total_tokens=selection.trained_tokens,
+                pad_to=pad_to,
+                updates=updates if len(updates) > 1 else (),
+                columns=later_columns(trainer),
+            )
+            for micro_batches in plan.ranks
+        ]
         results = await self._on_ranks(works, lambda rank, work: rank.train(work))
         trained, planned = sum(result.tokens for result in results), selection.trained_tokens
         if trained != planned:
@@ -109,7 +118,7 @@ class Stages:
         return scales
 
     async def _forward(
-        self, selection: Selection, *, step: int, stage: Stage, write: bool
+        self, selection: Selection, *, step: int, reference: bool, write: bool
     ) -> list[dict[str, tuple[float, float]]]:
         """Run a forward-only stage: its own budget, no lockstep, no fillers."""
         trainer = self._config.trainer
@@ -123,49 +132,29 @@ class Stages:
             align=trainer.align,
             balance=trainer.balance,
         )
-        works = self._works(plan, selection, step=step, stage=stage, advantages=selection.advantages, write=write)
+        pad_to = self._pad_to(plan, selection)
+        works = [
+            ForwardWork(
+                step=step,
+                micro_batches=micro_batches,
+                samples=_samples_in(micro_batches, selection.samples),
+                total_tokens=selection.trained_tokens,
+                pad_to=pad_to,
+                reference=reference,
+                write=write,
+            )
+            for micro_batches in plan.ranks
+        ]
         return await self._on_ranks(works, lambda rank, work: rank.logprobs(work))
 
-    def _works(
-        self,
-        plan: Plan,
-        selection: Selection,
-        *,
-        step: int,
-        stage: Stage,
-        advantages: Mapping[str, float],
-        updates: tuple[Update, ...] = (),
-        scales: Mapping[str, float] | None = None,
-        columns: tuple[str, ...] = (),
-        write: bool = False,
-    ) -> list[RankWork]:
-        """Return every rank's part of a plan."""
-        trainer, pad_to = self._config.trainer, 0
-        if trainer.pad_to_step_length:
-            pad_to = forward_length(plan, selection.lengths, packed=trainer.packed, align=trainer.align)
-        works = []
-        for micro_batches in plan.ranks:
-            keys = {key for micro in micro_batches for key in micro.keys}
-            works.append(
-                RankWork(
-                    step=step,
-                    micro_batches=micro_batches,
-                    advantages={key: advantages[key] for key in keys},
-                    prompt_tokens={key: selection.prompt_tokens[key] for key in keys},
-                    withheld={key: selection.withheld[key] for key in keys},
-                    total_tokens=selection.trained_tokens,
-                    stage=stage,
-                    updates=updates,
-                    scales={key: scales[key] for key in keys} if scales else {},
-                    columns=columns,
-                    write=write,
-                    pad_to=pad_to,
-                )
-            )
-        return works
+    def _pad_to(self, plan: Plan, selection: Selection) -> int:
+        trainer = self._config.trainer
+        if not trainer.pad_to_step_length:
+            return 0
+        return forward_length(plan, selection.lengths, packed=trainer.packed, align=trainer.align)
 
     async def _on_ranks(
-        self, works: Sequence[RankWork], call: Callable[[RankHandle, RankWork], Awaitable[Answer]]
+        self, works: Sequence[Given], call: Callable[[RankHandle, Given], Awaitable[Answer]]
     ) -> list[Answer]:
         """Send every rank its part of a plan at once; return the answers by rank."""
         answers: dict[int, Answer] = {}
@@ -203,6 +192,10 @@ def row_positions(batch: MicroBatch, lengths: Mapping[str, int], *, packed: bool
     """Return the length of a micro-batch's longest row; each sample takes a multiple of `align` positions."""
     positions = [-(-lengths[key] // align) * align for key in batch.keys]
     return sum(positions) if packed else max(positions)
+
+
+def _samples_in(micro_batches: Sequence[MicroBatch], samples: Mapping[str, SampleWork]) -> dict[str, SampleWork]:
+    return {key: samples[key] for batch in micro_batches for key in batch.keys}
 
 
 def _groups(selection: Selection) -> dict[str, str]:

@@ -16,7 +16,7 @@ from asyncrl.engine.loop.selection import Selection
 from asyncrl.engine.loop.stages import Stages
 from asyncrl.engine.loop.step_metrics import StepMetrics, loss_metrics
 from asyncrl.engine.records import Plan
-from asyncrl.engine.records.work import RankWork
+from asyncrl.engine.records.work import Work
 
 Gaps = Mapping[str, tuple[float, float]]
 """Of each key, the gap of the trainer's log-probabilities to the sampler's: largest, mean (records/gaps.py)."""
@@ -89,7 +89,7 @@ class Step:
         )
         self._log.append(StepStarted(step=step, version=step - 1, groups=list(groups)))
 
-    def _note_work(self, works: Sequence[RankWork]) -> None:
+    def _note_work(self, works: Sequence[Work]) -> None:
         self._log.append(
             WorkGiven(
                 step=works[0].step,

@@ -2,10 +2,11 @@
 
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple
 
+from asyncrl.engine.records.columns import REFERENCE_LOGPROBS, TRAINER_LOGPROBS
 from asyncrl.engine.records.plan import MicroBatch
 
 Stage = Literal["logprobs", "reference_logprobs", "train"]
@@ -22,69 +23,135 @@ class Update:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class RankWork:
-    """One rank's part of a plan; by key its advantage, prompt tokens, and leading response tokens withheld.
+class SampleWork(NamedTuple):
+    """What is to be done with one sample: its parts in tokens, and how much it counts.
 
-    `advantages` carry the scale of the loss normalisation; `scales` are that factor alone, by key, for
-    what is not a multiple of the advantage (empty: 1 everywhere). `total_tokens` is the number of trained
-    tokens over all ranks, and `updates` its parts in order of micro-batches (empty: one of all). `columns`
-    are later columns that the stage reads beside what every put brings. A forward-only stage leaves its
-    result as the column of its stage where `write` holds. `pad_to` is the step's one forward length, in
+    `response_tokens` are trained; before them `withheld` leading ones are too old to be. `advantage` carries the
+    factor of the loss normalisation; `scale` is that factor alone, for what is not a multiple of the advantage
+    (None: nothing needs it). For example a prompt of 5 tokens, and a
+    response of versions 3 (2 tokens) and 4 (5 tokens), at version 5 with `max_staleness` 1:
+    prompt_tokens 5, withheld 2, response_tokens 5.
+    """
+
+    key: str
+    prompt_tokens: int
+    response_tokens: int
+    advantage: float
+    withheld: int = 0
+    scale: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One rank's part of a stage's plan: micro-batches, and by key the samples in them.
+
+    `total_tokens` is the number of trained tokens over all ranks. `pad_to` is the step's one forward length, in
     tokens (0: each micro-batch has its own).
     """
 
     step: int
     micro_batches: tuple[MicroBatch, ...]
-    advantages: Mapping[str, float]
-    prompt_tokens: Mapping[str, int]
-    withheld: Mapping[str, int]
+    samples: Mapping[str, SampleWork]
     total_tokens: int
-    stage: Stage = "train"
-    updates: tuple[Update, ...] = ()
-    scales: Mapping[str, float] = field(default_factory=dict)
-    columns: tuple[str, ...] = ()
-    write: bool = False
     pad_to: int = 0
 
     @property
-    def parts(self) -> tuple[Update, ...]:
-        """The optimizer updates, also where there is one."""
-        return self.updates or (Update(len(self.micro_batches), self.total_tokens),)
+    def stage(self) -> Stage:
+        raise NotImplementedError
 
     @property
     def digests(self) -> dict[str, int]:
         """The CRC-32 of each part of the work, the same on every platform: floats go in as their 64 bits."""
-        keys = sorted(self.prompt_tokens)
+        samples = [self.samples[key] for key in sorted(self.samples)]
         batches = [f"{batch.filler:d}:{batch.tokens}:{','.join(batch.keys)}" for batch in self.micro_batches]
-        updates = [number for update in self.updates for number in (update.micro_batches, update.tokens)]
+        counts, columns = self._own_parts()
         return {
             "micro_batches": zlib.crc32(";".join(batches).encode()),
-            "advantages": _of_floats(self.advantages[key] for key in keys),
-            "scales": _of_floats(self.scales[key] for key in keys if key in self.scales),
-            "withheld": _of_integers(self.withheld[key] for key in keys),
-            "prompt_tokens": _of_integers(self.prompt_tokens[key] for key in keys),
-            "counts": _of_integers([self.total_tokens, self.pad_to, *updates]),
-            "columns": zlib.crc32(f"{self.write:d}:{','.join(self.columns)}".encode()),
+            "advantages": _crc("d", [sample.advantage for sample in samples]),
+            "scales": _crc("d", [sample.scale for sample in samples if sample.scale is not None]),
+            "withheld": _crc("q", [sample.withheld for sample in samples]),
+            "prompt_tokens": _crc("q", [sample.prompt_tokens for sample in samples]),
+            "counts": _crc("q", [self.total_tokens, self.pad_to, *counts]),
+            "columns": zlib.crc32(columns.encode()),
         }
 
     def sample_digests(self) -> dict[str, int]:
         """Return by key the CRC-32 of advantage, scale, and tokens withheld and of the prompt; keys are sorted."""
         pack = struct.Struct("<ddqq").pack
         return {
-            key: zlib.crc32(pack(self.advantages[key], self.scales.get(key, 1.0), self.withheld[key], prompt))
-            for key, prompt in sorted(self.prompt_tokens.items())
+            key: zlib.crc32(
+                pack(one.advantage, 1.0 if one.scale is None else one.scale, one.withheld, one.prompt_tokens)
+            )
+            for key, one in sorted(self.samples.items())
         }
 
+    def _own_parts(self) -> tuple[Sequence[int], str]:
+        """Return what the kind of work adds to the digests of counts and of columns."""
+        raise NotImplementedError
 
-def _of_floats(values: Iterable[float]) -> int:
-    given = list(values)
-    return zlib.crc32(struct.pack(f"<{len(given)}d", *given))
+    def __reduce__(self) -> Any:
+        # Samples travel as columns in the order of their keys in the micro-batches: as records they took a third
+        # more bytes, and three times as long to pickle.
+        columns = tuple(zip(*(self.samples[key][1:] for key in _keys(self.micro_batches)), strict=True))
+        values = [columns if one.name == "samples" else getattr(self, one.name) for one in fields(self)]
+        return _unpickled, (type(self), *values)
 
 
-def _of_integers(values: Iterable[int]) -> int:
-    given = list(values)
-    return zlib.crc32(struct.pack(f"<{len(given)}q", *given))
+def _unpickled(kind: type[Work], step: int, micro_batches: Any, columns: Any, *values: Any) -> Work:
+    samples = map(SampleWork, _keys(micro_batches), *columns)
+    return kind(step, micro_batches, {sample.key: sample for sample in samples}, *values)
+
+
+def _keys(micro_batches: Sequence[MicroBatch]) -> list[str]:
+    return list(dict.fromkeys(key for batch in micro_batches for key in batch.keys))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainWork(Work):
+    """Training: `updates` are the parts of `total_tokens`, in order of micro-batches (empty: one of all).
+
+    `columns` are later columns that training reads beside what every put brings.
+    """
+
+    updates: tuple[Update, ...] = ()
+    columns: tuple[str, ...] = ()
+
+    @property
+    def stage(self) -> Stage:
+        return "train"
+
+    @property
+    def parts(self) -> tuple[Update, ...]:
+        """The optimizer updates, also where there is one."""
+        return self.updates or (Update(len(self.micro_batches), self.total_tokens),)
+
+    def _own_parts(self) -> tuple[Sequence[int], str]:
+        counts = [number for update in self.updates for number in (update.micro_batches, update.tokens)]
+        return counts, f"0:{','.join(self.columns)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardWork(Work):
+    """Log-probabilities alone, of the policy or of the frozen `reference`; with `write` kept as a column."""
+
+    reference: bool = False
+    write: bool = False
+
+    @property
+    def stage(self) -> Stage:
+        return "reference_logprobs" if self.reference else "logprobs"
+
+    @property
+    def column(self) -> str:
+        """The column that `write` leaves."""
+        return REFERENCE_LOGPROBS if self.reference else TRAINER_LOGPROBS
+
+    def _own_parts(self) -> tuple[Sequence[int], str]:
+        return (), f"{self.write:d}:"
+
+
+def _crc(code: str, values: Sequence[float]) -> int:
+    return zlib.crc32(struct.pack(f"<{len(values)}{code}", *values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +160,7 @@ class RankResult:
 
     `grad_norm` is the mean over updates. `weight_sum` is of importance weights as they are, `used_weight_sum`
     as truncated, `truncated` how many were. `seconds` is what its micro-batches took, without waiting
-    for rows (`waited_s`) or for other ranks. `peak_flops` is of its device in FLOPs a second, 0 if not known.
+    for rows (`waited_s`) or for other ranks. `peak_flops` is of its device in FLOPs per second, 0 if not known.
     """
 
     loss: float

@@ -21,7 +21,7 @@ from asyncrl.engine.data_plane.base import Claim, Column, Lease
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.errors import AsyncRLError
 from asyncrl.engine.records import GroupMeta, Prompt
-from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork
 from asyncrl.engine.simulate.profile import Burst, Profile, Rollout, seeded
 from asyncrl.engine.weights.base import State
 
@@ -227,11 +227,11 @@ class SimulatedRank:
     outbox: Outbox = field(default_factory=Outbox)
     steps: int = 0
 
-    async def train(self, work: RankWork) -> RankResult:
+    async def train(self, work: TrainWork) -> RankResult:
         tokens = 0
         for batch in work.micro_batches:
             if not batch.filler:
-                prompts = sum(work.prompt_tokens[key] + work.withheld[key] for key in batch.keys)
+                prompts = sum(work.samples[key].prompt_tokens + work.samples[key].withheld for key in batch.keys)
                 tokens += batch.tokens - prompts
         rng = seeded(self.seed, 13, work.step)
         self.steps = work.step
@@ -240,7 +240,7 @@ class SimulatedRank:
         )
         return RankResult(0.0, float(tokens), 0, 0.0, tokens, 1.0)
 
-    async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:
+    async def logprobs(self, work: ForwardWork) -> dict[str, tuple[float, float]]:
         return {key: (0.0, 0.0) for batch in work.micro_batches if not batch.filler for key in batch.keys}
 
     async def warm_up(

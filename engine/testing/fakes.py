@@ -20,7 +20,7 @@ from asyncrl.engine.records import GroupMeta, Prompt
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS
 from asyncrl.engine.records.group import FAILED, FINISHED
 from asyncrl.engine.records.keys import sample_keys
-from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork
 from asyncrl.engine.weights.base import State
 
 HANG_S = 1e9
@@ -144,7 +144,7 @@ class FakeRank:
     outbox: Outbox = field(default_factory=Outbox)
     steps: int = 0
 
-    async def train(self, work: RankWork) -> RankResult:
+    async def train(self, work: TrainWork) -> RankResult:
         keys = [key for batch in work.micro_batches for key in batch.keys if not batch.filler]
         columns: Mapping[str, list[Any]] = {LOGPROBS: []}
         if keys:
@@ -152,12 +152,12 @@ class FakeRank:
         await anyio.sleep(self.seconds(work.step))
         self.fail(work.step)
         self.trained.append((work.step, tuple(keys)))
-        self.withheld.update(((work.step, key), work.withheld[key]) for key in keys)
+        self.withheld.update(((work.step, key), work.samples[key].withheld) for key in keys)
         self.steps = work.step
-        tokens = sum(len(v) - work.withheld[key] for key, v in zip(keys, columns[LOGPROBS], strict=True))
+        tokens = sum(len(v) - work.samples[key].withheld for key, v in zip(keys, columns[LOGPROBS], strict=True))
         return RankResult(0.0, float(tokens), 0, 0.0, tokens, 1.0)
 
-    async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:
+    async def logprobs(self, work: ForwardWork) -> dict[str, tuple[float, float]]:
         await anyio.sleep(self.seconds(work.step))
         return {key: self.gap(key) for batch in work.micro_batches if not batch.filler for key in batch.keys}
 

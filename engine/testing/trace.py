@@ -32,7 +32,7 @@ from asyncrl.engine.events.types import (
 )
 from asyncrl.engine.lifecycle.parts import train_partition
 from asyncrl.engine.records.ending import DATA_EXHAUSTED, Ending, failure, first_cause
-from asyncrl.engine.records.work import RankWork
+from asyncrl.engine.records.work import TrainWork
 from asyncrl.engine.testing.golden import TraceChanged, compare_with_golden
 from asyncrl.engine.testing.script import Entry, PutGroup, check_script, fail, finish, hang, put, version
 from asyncrl.engine.testing.scripted_collector import COLLECTOR, ScriptedCollector, acknowledge
@@ -204,7 +204,7 @@ class _Play:
         self._chain = chain
         self._plane = LocalPlane(clock=virtual_clock, lease_s=config.data_plane.lease_s)
 
-        async def trained(work: RankWork) -> None:
+        async def trained(work: TrainWork) -> None:
             await anyio.sleep(step_seconds(work.step))
 
         self._machinery = Machinery(

@@ -1,15 +1,15 @@
 """Where what a rank was given differs from what the replay would give it: rank, part, and the first sample.
 
-It trusts `RankWork.digests` alone, which the run and the replay both call.
+It trusts `Work.digests` alone, which the run and the replay both call.
 """
 
 from collections.abc import Sequence
 
 from asyncrl.engine.events.types import WorkGiven
-from asyncrl.engine.records.work import RankWork
+from asyncrl.engine.records.work import Work
 
 
-def unlike(recorded: WorkGiven, works: Sequence[RankWork]) -> str:
+def unlike(recorded: WorkGiven, works: Sequence[Work]) -> str:
     """Say in which part the first rank's work that differs does; empty where no rank's does."""
     if {len(recorded.parts), len(recorded.samples)} != {len(works)}:
         return f"the {recorded.stage} stage has {len(recorded.parts)} ranks in the log, {len(works)} in the replay"
@@ -21,16 +21,16 @@ def unlike(recorded: WorkGiven, works: Sequence[RankWork]) -> str:
     return ""
 
 
-def _first(samples: Sequence[int], work: RankWork) -> str:
+def _first(samples: Sequence[int], work: Work) -> str:
     """Name the first sample that counts otherwise, with what it counts in the replay."""
     mine = work.sample_digests()
     if len(samples) != len(mine):
         return f": {len(samples)} samples in the log, {len(mine)} in the replay"
     for (key, digest), recorded in zip(mine.items(), samples, strict=True):
         if digest != recorded:
-            counts = f"advantage {work.advantages[key]!r}"
-            if work.scales:
-                counts += f", scale {work.scales[key]!r}"
-            counts += f", {work.withheld[key]} tokens withheld, {work.prompt_tokens[key]} of the prompt"
+            sample = work.samples[key]
+            scale = "" if sample.scale is None else f", scale {sample.scale!r}"
+            counts = f"advantage {sample.advantage!r}{scale}"
+            counts += f", {sample.withheld} tokens withheld, {sample.prompt_tokens} of the prompt"
             return f", first of {key}; in the replay it has {counts}"
     return ""

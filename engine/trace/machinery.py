@@ -29,7 +29,7 @@ from asyncrl.engine.events.types import (
 from asyncrl.engine.loop.core import Core
 from asyncrl.engine.records import Grant, GroupMeta, Prompt
 from asyncrl.engine.records.fate import CANCELLED, RECALLED, dropped
-from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork, Work
 from asyncrl.engine.trace.forced_plane import FOR_EVER_S, OWNER
 from asyncrl.filters import Chain
 from asyncrl.trainers.fan_out import Cost
@@ -37,7 +37,7 @@ from asyncrl.trainers.fan_out import Cost
 _NO_LIMIT = 1 << 60
 
 
-async def _at_once(work: RankWork) -> None:
+async def _at_once(work: TrainWork) -> None:
     """Take no time."""
 
 
@@ -51,24 +51,24 @@ class ReplayRank:
 
     index: int
     judged_by: bool = True
-    trained: Callable[[RankWork], Awaitable[None]] = _at_once
+    trained: Callable[[TrainWork], Awaitable[None]] = _at_once
     measured: Callable[[], Awaitable[Mapping[str, Any]]] | None = None
-    works: dict[int, RankWork] = field(default_factory=dict)
-    given: dict[str, RankWork] = field(default_factory=dict)
+    works: dict[int, TrainWork] = field(default_factory=dict)
+    given: dict[str, Work] = field(default_factory=dict)
     """The newest work of each stage."""
 
     @property
     def name(self) -> str:
         return f"rank{self.index}"
 
-    async def train(self, work: RankWork) -> RankResult:
+    async def train(self, work: TrainWork) -> RankResult:
         self.works[work.step] = self.given[work.stage] = work
         await self.trained(work)
         return RankResult(0.0, 0.0, 0, 0.0, 0 if self.index else work.total_tokens, 0.0)
 
-    async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:
+    async def logprobs(self, work: ForwardWork) -> dict[str, tuple[float, float]]:
         self.given[work.stage] = work
-        if work.stage == "reference_logprobs":
+        if work.reference:
             return {}
         assert self.measured is not None
         log_ratios = await self.measured()
@@ -101,7 +101,7 @@ def replay_ranks(
     config: RunConfig,
     chain: Chain,
     *,
-    trained: Callable[[RankWork], Awaitable[None]] = _at_once,
+    trained: Callable[[TrainWork], Awaitable[None]] = _at_once,
     measured: Callable[[], Awaitable[Mapping[str, Any]]] | None = None,
 ) -> list[ReplayRank]:
     """Stand in for all ranks of a configuration."""

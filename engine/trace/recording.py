@@ -110,7 +110,12 @@ class Recording:
 
     def values(self, source: str = "the recorded configuration") -> list[Override]:
         """Return the recorded configuration as overrides that say where they are from."""
-        return [Override(RENAMED.get(path, path), value, source) for path, value in _leaves(self.started.config)]
+        # fetch_policy had no effect, and values that it could have then are refused by now.
+        return [
+            Override(RENAMED.get(path, path), value, source)
+            for path, value in _leaves(self.started.config)
+            if path != "trainer.fetch_policy"
+        ]
 
 
 def follows(last: AnyEvent, event: AnyEvent) -> bool:

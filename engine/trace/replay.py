@@ -44,7 +44,7 @@ from asyncrl.engine.events.types import (
 from asyncrl.engine.loop.handover import Handover
 from asyncrl.engine.records.ending import LIMIT_STEPS, failure
 from asyncrl.engine.records.fate import RUN_ENDED, dropped
-from asyncrl.engine.records.work import RankWork
+from asyncrl.engine.records.work import TrainWork
 from asyncrl.engine.trace.claims import judged_claims, lost_rows
 from asyncrl.engine.trace.difference import Difference, Produced, title
 from asyncrl.engine.trace.forced_plane import ForcedPlane, current_batch
@@ -80,7 +80,7 @@ class Replayed:
 
     difference: Difference | None
     events: Sequence[AnyEvent]
-    works: Sequence[Mapping[int, RankWork]]
+    works: Sequence[Mapping[int, TrainWork]]
     statistics: RunningStatistics
 
 
@@ -291,7 +291,7 @@ class _Replay:
         groups = self._core.groups
         return bool(self._to_dispatch or groups.any_in_flight or groups.buffered)
 
-    async def _step_ends(self, work: RankWork) -> None:
+    async def _step_ends(self, work: TrainWork) -> None:
         await self._gates.wait((StepEnded, work.step))
 
     async def _measures(self) -> Mapping[str, Any]:
@@ -331,7 +331,7 @@ def _generators(recording: Recording) -> list[str]:
     return list(dict.fromkeys(named))
 
 
-def rank_works(replayed: Replayed, step: int) -> list[RankWork]:
+def rank_works(replayed: Replayed, step: int) -> list[TrainWork]:
     """Return each rank's part of a step; TraceError if the run had no such step."""
     if not all(step in works for works in replayed.works):
         steps = sorted(replayed.works[0]) if replayed.works else []

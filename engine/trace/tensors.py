@@ -20,7 +20,7 @@ from asyncrl.engine.deployment import PARTITION
 from asyncrl.engine.errors import NotWritten, TraceError
 from asyncrl.engine.records import MicroBatch
 from asyncrl.engine.records.columns import COLUMNS, REFERENCE_LOGPROBS, TRAINER_LOGPROBS
-from asyncrl.engine.records.work import RankWork
+from asyncrl.engine.records.work import TrainWork
 from asyncrl.engine.trace.loss_inputs import LossInputs, check_format
 from asyncrl.trainers.extras import extras_of
 from asyncrl.trainers.rank import rows_of
@@ -75,7 +75,7 @@ class TensorRecorder:
         await self._offload(write)
 
 
-def rebuild(run: Path, works: Sequence[RankWork]) -> LossInputs:
+def rebuild(run: Path, works: Sequence[TrainWork]) -> LossInputs:
     """Join a step's work, from the replay, with its recorded rows; TraceError if those are not there."""
     path = step_file(run, works[0].step)
     if not path.exists():
@@ -102,7 +102,7 @@ class _Recorded:
         format_ = check_format(path, metadata, "recorded tensors", _FORMAT)
         self._columns: Sequence[str] = COLUMNS if format_ is None else json.loads(metadata["columns"])
 
-    def values(self, work: RankWork, batch: MicroBatch) -> dict[str, list[torch.Tensor]]:
+    def values(self, work: TrainWork, batch: MicroBatch) -> dict[str, list[torch.Tensor]]:
         """Return what the rank read for a micro-batch: every put's columns, the stage's later ones, and extras."""
         known = {*COLUMNS, TRAINER_LOGPROBS, REFERENCE_LOGPROBS}
         extras = [name for name in self._columns if name not in known]

@@ -25,7 +25,7 @@ from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.ending import Ending
 from asyncrl.engine.records.keys import sample_keys
 from asyncrl.engine.records.message import GroupFailure, Message, PutNotice
-from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.records.work import RankResult, TrainWork
 from asyncrl.engine.testing.conformance.schedule import Schedule
 from asyncrl.engine.testing.fakes import FakeRank
 
@@ -221,7 +221,7 @@ class LosesFailures(Collector):
 class CountsFillers(FakeRank):
     """A filler's tokens are trained tokens."""
 
-    async def train(self, work: RankWork) -> RankResult:
+    async def train(self, work: TrainWork) -> RankResult:
         result = await FakeRank.train(self, work)
         extra = sum(batch.tokens for batch in work.micro_batches if batch.filler)
         return replace(result, tokens=result.tokens + extra)

@@ -69,7 +69,7 @@ class CostModel:
         """Predict the time of a micro-batch of so many FLOPs."""
         return self.overhead_s + self.seconds_per_flop * flops
 
-    def refit(self, measured: Iterable[tuple[float, float]]) -> "CostModel":
+    def fitted_to(self, measured: Iterable[tuple[float, float]]) -> "CostModel":
         """Fit scale and overhead to (FLOPs, seconds) of micro-batches.
 
         Least squares of the relative error, neither below zero. With one distinct FLOPs count the

@@ -90,5 +90,5 @@ class StepTime:
         """Go on from a saved state; the options stay those of this object."""
         steps, sums = state["steps"], state["sums"]
         if not isinstance(steps, int) or not isinstance(sums, list) or len(sums) != len(self.sums):
-            raise ValueError(f"not the state of a refit: {dict(state)}")
+            raise ValueError(f"not the state of a step-time model: {dict(state)}")
         self.steps, self.sums = steps, [float(one) for one in sums]

@@ -16,7 +16,7 @@ from asyncrl.engine.model.tokenizer import CharTokenizer
 from asyncrl.engine.records import Grant, GroupMeta, Plan, Prompt
 from asyncrl.engine.records.columns import COLUMNS
 from asyncrl.engine.records.message import PutNotice
-from asyncrl.engine.records.work import RankWork
+from asyncrl.engine.records.work import SampleWork, TrainWork
 from asyncrl.engine.simulate.virtual_loop import in_place_scorer
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
 from asyncrl.engine.weights.base import InProcess
@@ -161,9 +161,8 @@ async def _train(
             learning_rate=0.0,
             extras=extras,
         )
-        work = RankWork(
-            1, plan.ranks[rank], dict.fromkeys(lengths, 1.0), dict.fromkeys(lengths, 2), dict.fromkeys(lengths, 0), 50
-        )
+        samples = {key: SampleWork(key, 2, tokens - 2, 1.0) for key, tokens in lengths.items()}
+        work = TrainWork(1, plan.ranks[rank], samples, total_tokens=50)
         await member.train(work)
 
     async with anyio.create_task_group() as tasks:

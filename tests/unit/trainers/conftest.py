@@ -24,7 +24,7 @@ from asyncrl.engine.records import GroupMeta, MicroBatch, Plan
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, REFERENCE_LOGPROBS, TOKENS, TRAINER_LOGPROBS
 from asyncrl.engine.records.group import GROUP, VERSION
 from asyncrl.engine.records.keys import sample_keys
-from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.records.work import ForwardWork, RankResult, SampleWork, TrainWork
 from asyncrl.engine.testing.simulation import simulated_config
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.trainers.backends.torch_backend import TorchBackend
@@ -117,6 +117,11 @@ def backend_of(model: Any, **changes: Any) -> TorchBackend:
     return TorchBackend(model, **{**settings, **changes})
 
 
+def sample_work(key: str, sample: Sample) -> SampleWork:
+    trained = len(sample.ids) - sample.prompt - sample.withheld
+    return SampleWork(key, sample.prompt, trained, sample.advantage, sample.withheld)
+
+
 def train_samples(
     model: Any,
     samples: Sequence[Sample],
@@ -157,12 +162,10 @@ def train_samples(
         results: dict[int, RankResult] = {}
 
         async def train(rank: int) -> None:
-            work = RankWork(
+            work = TrainWork(
                 step=1,
                 micro_batches=planned.ranks[rank],
-                advantages={key: sample.advantage for key, sample in zip(keys, samples, strict=True)},
-                prompt_tokens={key: sample.prompt for key, sample in zip(keys, samples, strict=True)},
-                withheld={key: sample.withheld for key, sample in zip(keys, samples, strict=True)},
+                samples={key: sample_work(key, sample) for key, sample in zip(keys, samples, strict=True)},
                 total_tokens=sum(len(sample.ids) - sample.prompt - sample.withheld for sample in samples),
             )
             results[rank] = await members[rank].train(work)
@@ -213,7 +216,7 @@ class ListeningRank(TrainerRank):
         super().__init__(*args, **kwargs)
         self.measured: tuple[MicroBatch, ...] = ()
 
-    async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:
+    async def logprobs(self, work: ForwardWork) -> dict[str, tuple[float, float]]:
         self.measured = work.micro_batches
         return await super().logprobs(work)
 
@@ -255,11 +258,8 @@ def train_batch(
     by_key = dict(zip((key for row in rows for key in row), samples, strict=True))
     behaviour = {key: response_logprobs(model, sample) - sample.gap for key, sample in by_key.items()}
     selection = Selection(
+        samples={key: sample_work(key, sample) for key, sample in by_key.items()},
         lengths={key: len(sample.ids) for key, sample in by_key.items()},
-        prompt_tokens={key: sample.prompt for key, sample in by_key.items()},
-        response_tokens={key: len(s.ids) - s.prompt - s.withheld for key, s in by_key.items()},
-        advantages={key: sample.advantage for key, sample in by_key.items()},
-        withheld={key: sample.withheld for key, sample in by_key.items()},
         ages=dict.fromkeys(by_key, 0),
         masks={},
         reward_sum=0.0,

@@ -56,7 +56,7 @@ def test_a_plan_does_not_depend_on_the_order_of_arrival(lengths: list[int], rank
     assert plan_batch(dict(items), ranks=ranks, budget_tokens=BUDGET) == first
 
 
-def least_bins(lengths: list[int], budget: int) -> int:
+def min_bins(lengths: list[int], budget: int) -> int:
     """Try every assignment: the fewest bins that hold `lengths`."""
     for count in range(1, len(lengths) + 1):
         for where in itertools.product(range(count), repeat=len(lengths)):
@@ -70,7 +70,7 @@ def least_bins(lengths: list[int], budget: int) -> int:
 def test_tiny_plans_use_nearly_the_fewest_micro_batches(lengths: list[int], ranks: int) -> None:
     """Against brute force: never fewer than can hold the samples, at most one more a rank."""
     used = len(batches(plan_batch(named(lengths), ranks=ranks, budget_tokens=10)))
-    fewest = -(-least_bins(lengths, 10) // ranks) * ranks
+    fewest = -(-min_bins(lengths, 10) // ranks) * ranks
     assert fewest <= used <= fewest + ranks
 
 

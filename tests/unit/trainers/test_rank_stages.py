@@ -17,7 +17,7 @@ from asyncrl.engine.records import GroupMeta, MicroBatch
 from asyncrl.engine.records.columns import LOGPROBS, REFERENCE_LOGPROBS, TOKENS, TRAINER_LOGPROBS
 from asyncrl.engine.records.group import GROUP, VERSION
 from asyncrl.engine.records.keys import sample_keys
-from asyncrl.engine.records.work import RankWork, Stage
+from asyncrl.engine.records.work import ForwardWork, SampleWork, TrainWork
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.trainers.backends.base import Rows
 from asyncrl.trainers.extras import extras_of
@@ -113,11 +113,16 @@ def plain(rows: Rows) -> Rows:
     return Rows(rows.tokens, rows.logprobs, rows.prompt_tokens, rows.advantages, rows.withheld, rows.filler)
 
 
-def work(stage: Stage = "train", *, write: bool = False) -> RankWork:
-    by_key = dict.fromkeys(KEYS, 2)
-    return RankWork(
-        1, (MicroBatch(KEYS, 7),), dict.fromkeys(KEYS, 1.0), by_key, dict.fromkeys(KEYS, 0), 3, stage, write=write
-    )
+SAMPLES = {key: SampleWork(key, 2, 2, 1.0) for key in KEYS}
+
+
+def work() -> TrainWork:
+    return TrainWork(1, (MicroBatch(KEYS, 7),), SAMPLES, total_tokens=3)
+
+
+def forward(stage: str, *, write: bool = False) -> ForwardWork:
+    reference = stage == "reference_logprobs"
+    return ForwardWork(1, (MicroBatch(KEYS, 7),), SAMPLES, total_tokens=3, reference=reference, write=write)
 
 
 @pytest.mark.parametrize(("policy", "index"), [("independent", 0), ("independent", 1), ("leader", 0)])
@@ -128,7 +133,7 @@ def test_the_one_leader_writes_back_whoever_fetches(
 
     async def main() -> bool:
         scene = await build(make_backend(causal_mean), siblings=Place(index), policy=policy)
-        await scene.rank.logprobs(work("logprobs", write=True))
+        await scene.rank.logprobs(forward("logprobs", write=True))
         try:
             await scene.plane.read("train", KEYS, [TRAINER_LOGPROBS])
         except MissingRows:
@@ -143,13 +148,13 @@ def test_the_one_leader_writes_back_whoever_fetches(
     [("train", (TOKENS, LOGPROBS)), ("logprobs", (TOKENS, LOGPROBS)), ("reference_logprobs", (TOKENS,))],
 )
 def test_a_stage_reads_the_columns_it_needs_and_tensor_extras(
-    causal_mean: Any, make_backend: Callable[..., Any], stage: Stage, columns: tuple[str, ...]
+    causal_mean: Any, make_backend: Callable[..., Any], stage: str, columns: tuple[str, ...]
 ) -> None:
     """Multimodal columns ride along unasked; those of other objects are not even read."""
 
     async def main() -> Scene:
         scene = await build(make_backend(causal_mean, reference_kl=0.1))
-        await (scene.rank.train(work()) if stage == "train" else scene.rank.logprobs(work(stage)))
+        await (scene.rank.train(work()) if stage == "train" else scene.rank.logprobs(forward(stage)))
         return scene
 
     scene = run_virtual(main)
@@ -164,8 +169,8 @@ def test_values_of_the_plane_are_never_written_to(causal_mean: Any, make_backend
 
     async def main() -> tuple[list[Any], list[Any]]:
         scene = await build(make_backend(causal_mean, reference_kl=0.1))
-        await scene.rank.logprobs(work("logprobs", write=True))
-        await scene.rank.logprobs(work("reference_logprobs", write=True))
+        await scene.rank.logprobs(forward("logprobs", write=True))
+        await scene.rank.logprobs(forward("reference_logprobs", write=True))
         await scene.plane.read("train", KEYS, [TRAINER_LOGPROBS, REFERENCE_LOGPROBS])
         before = [value.clone() for (name, _), value in scene.plane.given.items() if name not in EXTRAS]
         await scene.rank.train(work())
@@ -176,12 +181,12 @@ def test_values_of_the_plane_are_never_written_to(causal_mean: Any, make_backend
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
-@pytest.mark.parametrize(("least_s", "took"), [(0.0, 0.0), (2.5, 2.5)])
+@pytest.mark.parametrize(("min_s", "took"), [(0.0, 0.0), (2.5, 2.5)])
 def test_a_step_takes_at_least_as_long_as_told(
-    causal_mean: Any, make_backend: Callable[..., Any], least_s: float, took: float
+    causal_mean: Any, make_backend: Callable[..., Any], min_s: float, took: float
 ) -> None:
     async def main() -> float:
-        scene = await build(make_backend(causal_mean), min_step_s=least_s)
+        scene = await build(make_backend(causal_mean), min_step_s=min_s)
         started = anyio.current_time()
         await scene.rank.train(work())
         return anyio.current_time() - started

@@ -9,7 +9,7 @@ import pytest
 from asyncrl.engine.aio.outbox import Numbered
 from asyncrl.engine.errors import ActorDied
 from asyncrl.engine.events.types import OwnerDead, Settled
-from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.records.work import RankResult, TrainWork
 from asyncrl.engine.testing.fakes import FakeRank, FaultyPlane
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
 from asyncrl.engine.testing.trace import recording_of
@@ -21,7 +21,7 @@ from asyncrl.engine.trace.what_if import what_if
 class Killed(FakeRank):
     """Its process is gone in step 3: the call under way says so, and the long poll never comes to it."""
 
-    async def train(self, work: RankWork) -> RankResult:
+    async def train(self, work: TrainWork) -> RankResult:
         if work.step == 3 and self.name == "rank1":
             raise ActorDied("rank1 died during train: out of memory", actor="rank1")
         return await super().train(work)

@@ -8,7 +8,7 @@ import structlog
 
 from asyncrl.engine.errors import NothingLearned
 from asyncrl.engine.events.types import BatchGivenUp, BatchJudged, StepEnded
-from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.records.work import RankResult, TrainWork
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeRank, FakeTask
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
 from asyncrl.filters import BaseRolloutFilter, FilterContext, GroupView, Verdict, build_chain, drop
@@ -112,7 +112,7 @@ def test_alarm_metrics_are_in_every_step() -> None:
 class OffRank(FakeRank):
     """Computes another distribution than the generators sampled from."""
 
-    async def train(self, work: RankWork) -> RankResult:
+    async def train(self, work: TrainWork) -> RankResult:
         result = await FakeRank.train(self, work)
         return replace(result, ratio_sum=0.963 * result.tokens, clipped=result.tokens // 2)
 

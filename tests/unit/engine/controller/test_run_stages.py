@@ -12,7 +12,7 @@ from asyncrl.engine.deployment import PARTITION
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.events.types import Measured, Planned, Settled, StepEnded
 from asyncrl.engine.records.columns import REFERENCE_LOGPROBS, TRAINER_LOGPROBS
-from asyncrl.engine.records.work import RankResult, RankWork
+from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeRank
 from asyncrl.engine.testing.simulation import simulate, simulated_config
 
@@ -21,17 +21,16 @@ from asyncrl.engine.testing.simulation import simulate, simulated_config
 class WritingRank(FakeRank):
     """Writes what its stages ask for, and reads it again in training."""
 
-    works: list[RankWork] = field(default_factory=list)
+    works: list[Any] = field(default_factory=list)
 
-    async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:
+    async def logprobs(self, work: ForwardWork) -> dict[str, tuple[float, float]]:
         self.works.append(work)
         keys = [key for batch in work.micro_batches for key in batch.keys]
         if work.write and keys:
-            column = REFERENCE_LOGPROBS if work.stage == "reference_logprobs" else TRAINER_LOGPROBS
-            await self.plane.write(PARTITION, column, {key: [1.0, key] for key in keys}, writer=self.name)
-        return await FakeRank.logprobs(self, work) if work.stage == "logprobs" else {}
+            await self.plane.write(PARTITION, work.column, {key: [1.0, key] for key in keys}, writer=self.name)
+        return {} if work.reference else await FakeRank.logprobs(self, work)
 
-    async def train(self, work: RankWork) -> RankResult:
+    async def train(self, work: TrainWork) -> RankResult:
         self.works.append(work)
         keys = [key for batch in work.micro_batches for key in batch.keys]
         found = await self.plane.read(PARTITION, keys, work.columns)
@@ -52,7 +51,8 @@ def test_by_default_a_step_is_one_stage_and_one_update() -> None:
     outcome = run()
     assert stages_of(outcome, 2) == ["train"]
     (work,) = [work for work in outcome.ranks[0].works if work.step == 2]
-    assert (work.columns, work.updates, work.scales, work.pad_to) == ((), (), {}, 0)
+    assert (work.columns, work.updates, work.pad_to) == ((), (), 0)
+    assert {sample.scale for sample in work.samples.values()} == {None}
     assert not outcome.of(Measured)
 
 
@@ -111,7 +111,7 @@ def test_scales_are_by_the_counts_of_their_update(normalisation: str) -> None:
             start = sum(u.micro_batches for u in work.updates[:number])
             batches = work.micro_batches[start : start + update.micro_batches]
             keys |= {key for batch in batches if not batch.filler for key in batch.keys}
-        scales = {key: value for work in works for key, value in work.scales.items() if key in keys}
+        scales = {key: one.scale for work in works for key, one in work.samples.items() if key in keys}
         divisor = len(keys) * 2
         assert scales == pytest.approx(dict.fromkeys(keys, update.tokens / divisor))
 
@@ -161,6 +161,7 @@ def test_a_sample_over_the_budget_is_masked_before_any_rank_starts_and_its_sibli
         ("trainer.importance_cap=0", r"trainer\.importance_cap\) is 0; it must be a number greater than 0"),
         ("trainer.forward_tokens=100", r"forward_tokens is 100 and trainer\.micro_batch_tokens 4096"),
         ("trainer.fetch_policy=each", r"must be one of independent, leader, auto"),
+        ("trainer.fetch_policy=leader", r"fetch_policy is leader; it must be auto: every rank of the PyTorch backend"),
     ],
 )
 def test_bad_values_are_named_with_their_range(given: str, said: str) -> None:

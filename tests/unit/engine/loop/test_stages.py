@@ -10,7 +10,7 @@ from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.errors import AsyncRLError
 from asyncrl.engine.loop.selection import Selection, select
 from asyncrl.engine.loop.stages import Stages
-from asyncrl.engine.records.work import RankResult, RankWork, Update
+from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork, Update
 from asyncrl.engine.testing.fakes import fake_group
 from asyncrl.engine.testing.simulation import simulated_config
 from asyncrl.filters import Chain, FilterContext
@@ -28,13 +28,13 @@ class OddRank:
     lacking: frozenset[str] = frozenset()
     more: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     extra: int = 0
-    works: list[RankWork] = field(default_factory=list)
+    works: list[TrainWork] = field(default_factory=list)
 
-    async def logprobs(self, work: RankWork) -> dict[str, tuple[float, float]]:
+    async def logprobs(self, work: ForwardWork) -> dict[str, tuple[float, float]]:
         keys = [key for batch in work.micro_batches for key in batch.keys]
         return {key: (0.0, 0.0) for key in [*keys, *self.more] if key not in self.lacking}
 
-    async def train(self, work: RankWork) -> RankResult:
+    async def train(self, work: TrainWork) -> RankResult:
         self.works.append(work)
         keys = [key for batch in work.micro_batches if not batch.filler for key in batch.keys]
         return RankResult(0.0, 0.0, 0, 0.0, sum(TOKENS[key] for key in keys) + self.extra, 0.0)
@@ -102,6 +102,8 @@ def test_advantages_carry_the_scale_of_their_own_update_and_their_sign() -> None
         for rank, batch in zip(ranks, parts, strict=True):
             for key in batch.keys:
                 sign = 1 if int(key[-1]) % 2 else -1
-                assert rank.works[0].advantages[key] == pytest.approx(sign * 0.5 * total / (len(keys) * TOKENS[key]))
-                seen[key] = rank.works[0].advantages[key]
+                assert rank.works[0].samples[key].advantage == pytest.approx(
+                    sign * 0.5 * total / (len(keys) * TOKENS[key])
+                )
+                seen[key] = rank.works[0].samples[key].advantage
     assert seen.keys() == TOKENS.keys()

@@ -1,5 +1,6 @@
 """Faults planted in the product that recorded a run: its replay, by the sound product, says where and in what."""
 
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -19,7 +20,7 @@ from asyncrl.engine.loop.selection import Selection
 from asyncrl.engine.loop.stages import Stages
 from asyncrl.engine.records import MicroBatch, Plan
 from asyncrl.engine.records.columns import COLUMNS
-from asyncrl.engine.records.work import RankWork, Update
+from asyncrl.engine.records.work import ForwardWork, SampleWork, TrainWork, Update
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask, fake_group
 from asyncrl.engine.testing.simulation import simulate, simulated_config
 from asyncrl.engine.testing.trace import recording_of, seeded_delays
@@ -65,7 +66,9 @@ class FlippedCore(Core):
 
     def _select(self, batch: Batch) -> Selection:
         selection = super()._select(batch)
-        return replace(selection, advantages={key: -value for key, value in selection.advantages.items()})
+        return replace(
+            selection, samples={key: one._replace(advantage=-one.advantage) for key, one in selection.samples.items()}
+        )
 
 
 class Flips(Controller):
@@ -84,8 +87,12 @@ class EvenStages(Stages):
 class ForgetfulStages(Stages):
     """Nothing is withheld from the ranks but one token, of every sample."""
 
-    def _works(self, plan: Plan, selection: Selection, **how: Any) -> list[RankWork]:
-        return super()._works(plan, replace(selection, withheld=dict.fromkeys(selection.withheld, 1)), **how)
+    async def _on_ranks(self, works: Any, call: Any) -> list[Any]:
+        changed = [
+            replace(work, samples={key: one._replace(withheld=1) for key, one in work.samples.items()})
+            for work in works
+        ]
+        return await super()._on_ranks(changed, call)
 
 
 class Even(Controller):
@@ -203,15 +210,24 @@ def test_a_forced_claim_is_one_that_the_contract_allows(odd: dict[str, Any]) -> 
 
 
 def digests(**changes: Any) -> Mapping[str, int]:
-    base = RankWork(
+    """Return those of two samples' work; a change that is of samples has a value by key."""
+    columns: dict[str, Any] = {
+        "advantage": {"a": 0.1, "b": -0.1},
+        "scale": {"a": 1.5, "b": 0.5},
+        "withheld": {"a": 0, "b": 1},
+        "prompt_tokens": {"a": 2, "b": 2},
+    }
+    columns |= {name: changes.pop(name) for name in columns.keys() & changes.keys()}
+    samples = {
+        key: SampleWork(key=key, response_tokens=2, **{name: by[key] for name, by in columns.items()})
+        for key in columns["advantage"]
+    }
+    base = TrainWork(
         step=1,
         micro_batches=(MicroBatch(("a", "b"), 7), MicroBatch(("a",), 3, filler=True)),
-        advantages={"a": 0.1, "b": -0.1},
-        prompt_tokens={"a": 2, "b": 2},
-        withheld={"a": 0, "b": 1},
+        samples=samples,
         total_tokens=5,
         updates=(Update(1, 3), Update(1, 2)),
-        scales={"a": 1.5, "b": 0.5},
         columns=("reference_logprobs",),
     )
     return replace(base, **changes).digests
@@ -220,17 +236,16 @@ def digests(**changes: Any) -> Mapping[str, int]:
 PARTS: list[tuple[dict[str, Any], Sequence[str]]] = [
     ({"micro_batches": (MicroBatch(("b", "a"), 7), MicroBatch(("a",), 3, filler=True))}, ["micro_batches"]),
     ({"micro_batches": (MicroBatch(("a", "b"), 7), MicroBatch(("a",), 3))}, ["micro_batches"]),
-    ({"advantages": {"a": -0.1, "b": 0.1}}, ["advantages"]),
-    ({"advantages": {"a": 0.1, "b": -0.1000000000000001}}, ["advantages"]),
-    ({"scales": {}}, ["scales"]),
+    ({"advantage": {"a": -0.1, "b": 0.1}}, ["advantages"]),
+    ({"advantage": {"a": 0.1, "b": -0.1000000000000001}}, ["advantages"]),
+    ({"scale": {"a": None, "b": None}}, ["scales"]),
     ({"withheld": {"a": 0, "b": 0}}, ["withheld"]),
     ({"prompt_tokens": {"a": 2, "b": 3}}, ["prompt_tokens"]),
     ({"total_tokens": 6}, ["counts"]),
     ({"updates": (Update(1, 2), Update(1, 3))}, ["counts"]),
     ({"pad_to": 8}, ["counts"]),
     ({"columns": ()}, ["columns"]),
-    ({"write": True}, ["columns"]),
-    ({"advantages": {"b": -0.1, "a": 0.1}}, []),
+    ({"advantage": {"b": -0.1, "a": 0.1}}, []),
 ]
 
 
@@ -239,6 +254,20 @@ def test_a_part_of_the_work_that_changes_has_another_digest(changes: dict[str, A
     """FOUND-L3: order of mappings apart, since it differs between processes."""
     before, after = digests(), digests(**changes)
     assert [name for name in before if before[name] != after[name]] == list(parts)
+
+
+def test_a_forward_stage_that_writes_has_another_digest_and_samples_survive_their_journey() -> None:
+    samples = {"a": SampleWork("a", 2, 4, 0.1, withheld=1), "b": SampleWork("b", 2, 3, -0.1, scale=0.5)}
+    work = ForwardWork(1, (MicroBatch(("a", "b"), 12),), samples, total_tokens=7)
+    other = replace(work, write=True)
+    assert [name for name, digest in work.digests.items() if digest != other.digests[name]] == ["columns"]
+    for sent in (
+        work,
+        other,
+        replace(work, micro_batches=(), samples={}),
+        TrainWork(1, work.micro_batches, samples, 7),
+    ):
+        assert pickle.loads(pickle.dumps(sent)) == sent
 
 
 def test_digests_are_the_same_on_every_platform() -> None:

@@ -27,7 +27,7 @@ from asyncrl.engine.loop.stages import later_columns
 from asyncrl.engine.model.tokenizer import CharTokenizer
 from asyncrl.engine.records import MicroBatch
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, TOKENS
-from asyncrl.engine.records.work import RankWork
+from asyncrl.engine.records.work import SampleWork, TrainWork
 from asyncrl.engine.simulate.virtual_loop import build_collectors
 from asyncrl.engine.testing.conformance.spanning import SpanningGenerator
 from asyncrl.engine.testing.fakes import FakeTask, fake_group
@@ -198,15 +198,15 @@ def test_extras_of_the_partition_are_recorded_and_objects_are_not(tmp_path: Path
         await TensorRecorder(plane, tmp_path, blocking=in_place).record(1, group.keys)
 
     anyio.run(run)
-    zeros = dict.fromkeys(group.keys, 0)
-    work = RankWork(1, (MicroBatch(group.keys, False),), dict.fromkeys(group.keys, 0.5), zeros, zeros, 4)
+    samples = {key: SampleWork(key, 0, 2, 0.5) for key in group.keys}
+    work = TrainWork(1, (MicroBatch(group.keys, 8),), samples, total_tokens=4)
     [[rows]] = rebuild(tmp_path, [work]).rows
     assert rows.extras.keys() == {"pixels"}
     assert all(torch.equal(one, other) for one, other in zip(rows.extras["pixels"], pixels, strict=True))
 
 
 def test_a_run_without_tensors_says_how_to_get_them(tmp_path: Path) -> None:
-    work = RankWork(3, (), {}, {}, {}, 0)
+    work = TrainWork(3, (), {}, total_tokens=0)
     with pytest.raises(TraceError, match=r"step-000003\.safetensors is not there; .*--record tensors"):
         rebuild(tmp_path, [work])
 

@@ -135,8 +135,8 @@ def works(name: str) -> Iterable[Any]:
 
 def test_the_traces_have_tokens_withheld_and_every_normalisation() -> None:
     """FOUND-L3: what reaches a rank beside the advantage."""
-    assert any(any(work.withheld.values()) for work in works("tokens"))
-    assert any(set(work.scales.values()) - {1.0} for work in works("overlap"))
+    assert any(any(sample.withheld for sample in work.samples.values()) for work in works("tokens"))
+    assert any({sample.scale for sample in work.samples.values()} - {1.0, None} for work in works("overlap"))
     how = {recording(name).config().trainer.loss_normalisation for name in NAMES}
     assert how == {"token_mean", "sequence_mean", "constant"}
 
