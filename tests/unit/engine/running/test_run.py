@@ -194,6 +194,8 @@ def test_a_configuration_may_be_made_before(small: Small, tmp_path: Path) -> Non
     assert run(file, tmp_path / "c").batches == 2
     with pytest.raises(ConfigError, match=r"rollout\.group_size \(from overrides\) is 0"):
         run(config, tmp_path / "d", {"rollout.group_size": 0})
+    with pytest.raises(TypeError, match="overrides has the key 3; keys are strings"):
+        run(config, tmp_path / "d", {3: 4})  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match=r"config defalt is neither a file nor a preset .*did you mean default\?"):
         run("defalt", tmp_path / "d")
 
