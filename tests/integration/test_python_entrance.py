@@ -1,6 +1,7 @@
 """`asyncrl` from Python, as a user writes it: scripts and notebooks of a few lines, in a process of their own."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -63,8 +64,16 @@ def script(code: str, folder: Path, *, notebook: bool = False, timeout_s: float 
     if notebook:
         body = "".join(f"    {line}\n" for line in code.splitlines())
         code = f"import asyncio\nasync def cell():\n{body}asyncio.run(cell())\n"
+    # A user's environment, without what the tests prepare in this process.
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "TQ_", "OMP_", "GLOO_"))}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False, timeout=timeout_s
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_s,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
