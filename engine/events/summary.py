@@ -58,7 +58,10 @@ def summarise(
     data_plane_keys_left: int | None,
     bias_warning: float | None,
 ) -> dict[str, Any]:
-    """Build the summary. Times are seconds from process creation; a value that never came to be is null."""
+    """Build the summary. Times are seconds from process creation, or from the call of `run`.
+
+    A value that never came to be is null.
+    """
     first = progress.first_step_wall
     return {
         "steps": progress.steps,

@@ -33,7 +33,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", gc=Fals
 
 
 class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
-    """`config` holds every value in force; `process_wall` is when the process was created.
+    """`config` holds every value in force; `process_wall` is when the process was created,
+    or, of a run from Python, when `run` was called.
 
     `cost` holds the fields of the cost model by which plans are balanced; null: by tokens. `part`: the log
     is a slice of a run's, and lacks events on purpose. `age_reasons` are those that the chain's filters declare

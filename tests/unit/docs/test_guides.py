@@ -12,8 +12,9 @@ from asyncrl.filters.load import BUILT_IN
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("guide", ["docs/fan-out.md", "docs/filters.md", "README.md"])
-def test_the_python_of_a_guide_runs(guide: str) -> None:
+@pytest.mark.parametrize("guide", ["docs/fan-out.md", "docs/filters.md", "docs/python.md", "README.md"])
+def test_the_python_of_a_guide_runs(guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / guide).read_text(encoding="utf-8"), flags=re.S)
     assert blocks
     names: dict[str, Any] = {"__name__": "guide"}

@@ -194,6 +194,8 @@ def test_a_configuration_may_be_made_before(small: Small, tmp_path: Path) -> Non
     assert run(file, tmp_path / "c").batches == 2
     with pytest.raises(ConfigError, match=r"rollout\.group_size \(from overrides\) is 0"):
         run(config, tmp_path / "d", {"rollout.group_size": 0})
+    with pytest.raises(TypeError, match="overrides has the key 3; keys are strings"):
+        run(config, tmp_path / "d", {3: 4})  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match=r"config defalt is neither a file nor a preset .*did you mean default\?"):
         run("defalt", tmp_path / "d")
 
@@ -273,7 +275,8 @@ def test_ctrl_c_finishes_the_step_and_raises(small: Small, notebook: bool) -> No
     """It is a KeyboardInterrupt, so a script ends with it as by any other."""
 
     def interrupt(step: StepEnded) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+        if step.step == 1:  # A second signal would not wait.
+            os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt) as raised:
         called(lambda: small({"run.batches": 500}, progress=interrupt), notebook=notebook)
