@@ -1,4 +1,4 @@
-"""The final summary, `summary.json`: stable keys, folded from the event log."""
+"""The final summary, `summary.json`. Its keys are stable, and it follows from the event log."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ class Ends:
 def summarise_log(
     ledger: Ledger, progress: Progress, ends: Ends, *, started_wall: float = 0.0, bias_warning: float | None = None
 ) -> dict[str, Any]:
-    """Build the summary from folds alone; a log without a beginning began at `started_wall`."""
+    """Build the summary from folds only; `started_wall` is used if the log lacks its beginning."""
     started, ended = ends.started, ends.ended
     if started is not None:
         started_wall = started.wall if started.process_wall is None else started.process_wall
@@ -58,7 +58,7 @@ def summarise(
     data_plane_keys_left: int | None,
     bias_warning: float | None,
 ) -> dict[str, Any]:
-    """Build the summary. Times are seconds from process creation; a value that never came to be is null."""
+    """Build the summary. Times are seconds since the process was created; a value that does not exist is None."""
     first = progress.first_step_wall
     return {
         "steps": progress.steps,

@@ -58,7 +58,7 @@ def test_a_changed_reward_exits_1_and_names_its_event(run: Path) -> None:
     done = call("replay", run)
     assert done.exit_code == 1
     assert (
-        f"the replay differs at event {put_event.seq}, put group 3: its tags are not those that were put" in done.stdout
+        f"the replay differs at event {put_event.seq}, put group 3: its tags were changed after the put" in done.stdout
     )
 
 
@@ -121,7 +121,7 @@ def from_the_future(log: Path) -> None:
     ("harm", "says"),
     [
         (lambda log: log.write_bytes(b""), "empty"),
-        (broken_off, "events-000001.jsonl.gz is no whole compressed file"),
+        (broken_off, "events-000001.jsonl.gz is not a complete compressed file"),
         (unheard_of, "Invalid value 'exploded'"),
         (from_the_future, "schema 99, and this asyncrl reads up to 3"),
         (lambda log: log.write_bytes(b"\x00\xff\n"), "line 1"),

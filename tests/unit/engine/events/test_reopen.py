@@ -1,4 +1,4 @@
-"""A log that is there already is gone on with: numbers, times, segments, and what a killed writer left behind."""
+"""An existing log is continued: numbers, times, segments, and the remains of a killed writer."""
 
 import gzip
 import os
