@@ -87,7 +87,7 @@ class Chain:
         return [judgement for run in runs for judgement in self.judge_columns(run, context).judgements()]
 
     def judge_columns(self, groups: Sequence[GroupMeta], context: FilterContext) -> Judging:
-        """Judge groups of one size; like `judge`, with the answer in columns."""
+        """Judge groups of one size, as `judge` does, and return the verdicts in columns."""
         self._check_required(groups, CLAIM)
         judging = Judging(GroupColumns(groups))
         self.stats[FRONT_END].judged += len(groups)
@@ -96,7 +96,7 @@ class Chain:
         return self._ask_all(judging, context, CLAIM)
 
     def _ask_all(self, judging: Judging, context: FilterContext, stage: str) -> Judging:
-        """Ask the filters of a stage, in order, of what is still open."""
+        """Let the filters of a stage judge, in order, the groups that are still open."""
         for filter_ in self.filters:
             if filter_.stage != stage:
                 continue

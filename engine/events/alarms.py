@@ -151,7 +151,7 @@ class Alarms:
             yield self._ratio(self.learning.agreement)
 
     def _of_samples(self, recent: BatchTally) -> Iterator[Finding]:
-        """Yield what is so of samples; what one cause explains is not said again of all together."""
+        """Yield the findings on samples. `untrained` is left out if one cause alone explains it."""
         over, failed, kept = recent.fates[MASKED_OVER_BUDGET], recent.of_kind(FAILED_FATE), recent.kept or 1
         shares = {
             "over_budget": over / kept,
@@ -177,7 +177,7 @@ class Alarms:
         )
 
     def _causes(self, figures: BatchTally) -> str:
-        """Say of samples how many were trained and lost, by cause, and what helps against the largest one."""
+        """Return how many samples were trained and lost, by cause, and what helps against the largest cause."""
         lost = Counter({fate: n for fate, n in figures.fates.items() if fate != TRAINED})
         if not lost:
             return f"{figures.samples} samples of {figures.batches} batches none was lost"

@@ -69,7 +69,7 @@ class BatchTally:
 
     @classmethod
     def total(cls, parts: Iterable["BatchTally"]) -> "BatchTally":
-        """Return the figures of all parts together."""
+        """Return the sum of the parts."""
         whole = cls(batches=0)
         # This runs once per batch over the whole window, and plain sums are ten times as fast as Counter.update.
         for part in parts:

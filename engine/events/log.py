@@ -186,7 +186,7 @@ def located_events(path: Path) -> Iterator[tuple[str, AnyEvent]]:
 
 
 def _check_schema_of(line: bytes) -> None:
-    """DecodeError about the schema if a line that cannot be read starts a log of a newer schema."""
+    """TraceError about the schema if a line that cannot be read starts a log of a newer schema."""
     try:
         schema = msgspec.json.decode(line).get("schema")
     except (*UNREADABLE, AttributeError):

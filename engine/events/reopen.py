@@ -64,7 +64,7 @@ def _event(path: Path, line: bytes) -> _Any:
     try:
         event = msgspec.json.decode(line, type=_Any)
     except UNREADABLE as error:
-        raise TraceError(f"{path.name} holds a line that is no event: {error}") from error
+        raise TraceError(f"{path.name} has a line that is not an event: {error}") from error
     check_schema(event.schema)
     return event
 

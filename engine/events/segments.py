@@ -42,7 +42,7 @@ def read_index(folder: Path) -> Index:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Index) if path.exists() else Index()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TraceError(f"{INDEX} is no index: {error}; it can be deleted") from error
+        raise TraceError(f"{INDEX} is not a valid index: {error}; it can be deleted") from error
 
 
 def segment_files(folder: Path) -> list[Path]:
@@ -70,7 +70,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
                 if line.endswith(b"\n"):
                     yield line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(f"{path.name} is no whole compressed file: {error}") from error
+        raise TraceError(f"{path.name} is not a complete compressed file: {error}") from error
 
 
 class Finisher:

@@ -48,7 +48,7 @@ class Recording:
         except OSError as error:
             raise TraceError(f"{path} cannot be read as an event log: {error}") from error
         except TraceError as error:
-            raise TraceError(f"{path} is no whole event log: {error}") from error
+            raise TraceError(f"{path} is not a complete event log: {error}") from error
         if not events:
             raise TraceError(f"{path} is an empty event log: it holds no event")
         return cls(events)
