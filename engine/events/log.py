@@ -162,8 +162,8 @@ class EventLog:
 def read_events(path: Path) -> Iterator[AnyEvent]:
     """Yield the events of a run folder, or of one file of its log, of this or any older schema.
 
-    A torn last line is passed over; any other bad line, and a segment that breaks off, raises
-    TraceError with file and line, as does a log of a newer schema. FileNotFoundError if there is no log.
+    A torn last line is ignored. TraceError, with file and line, for any other bad line, a segment that breaks off,
+    or a newer schema. FileNotFoundError if there is no log.
     """
     for _, event in located_events(path):
         yield event

@@ -45,7 +45,7 @@ class _File:
 
     @classmethod
     def read(cls, path: Path) -> "_File":
-        """Read a file to its end; TraceError for a last line that is no event, or for a newer schema."""
+        """Read a file to its end; TraceError if its last line is not an event, or its schema is newer."""
         file, last = cls(path), b""
         for line in read_lines(path):
             file.bytes += len(line)
@@ -72,7 +72,7 @@ def _event(path: Path, line: bytes) -> _Any:
 def reopen(growing: Path) -> Tail:
     """Repair the files of a log and return its tail; an empty tail if there is no log yet.
 
-    TraceError for a log of a newer schema than this asyncrl writes, or one whose last line is no event.
+    TraceError if the schema is newer than the one that this asyncrl writes, or if the last line is not an event.
     """
     folder = growing.parent
     try:

@@ -37,7 +37,7 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_index(folder: Path) -> Index:
-    """Return the index of a folder, an empty one if there is none. TraceError if it is damaged."""
+    """Return the index of a folder, or an empty one. TraceError if it is damaged."""
     path = folder / INDEX
     try:
         return msgspec.json.decode(path.read_bytes(), type=Index) if path.exists() else Index()

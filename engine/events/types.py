@@ -305,7 +305,7 @@ AnyEvent = (
 
 
 def check_schema(schema: int) -> None:
-    """Refuse a schema that came after this asyncrl: TraceError with both numbers."""
+    """TraceError, with both numbers, if a schema is newer than this asyncrl's."""
     if schema > SCHEMA:
         raise TraceError(
             f"the log has schema {schema}, and this asyncrl reads up to {SCHEMA}; "

@@ -119,7 +119,7 @@ def follows(last: AnyEvent, event: AnyEvent) -> bool:
 
 
 def _check(located: Iterable[tuple[str, AnyEvent]]) -> None:
-    """Refuse a log with a line missing, or with tags that no run writes: TraceError with file and line."""
+    """TraceError, with file and line, if a line is missing or tags cannot be those of a run."""
     last: AnyEvent | None = None
     part = False
     for where, event in located:
