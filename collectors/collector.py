@@ -1,8 +1,7 @@
-"""The collector: granted groups in, whole scored groups out to the data plane.
+"""The collector: takes dispatched groups, and writes whole scored groups to the data plane.
 
-Invariants: a granted group ends in exactly one message, a put notice or a failure; its version
-is the one served when the grant was accepted, whatever is loaded while it generates; the
-version never goes backwards.
+Invariants: a group ends in exactly one message, a put notice or a failure; its version is the one that was served when
+the grant was accepted, even if another is loaded while it generates; the version never goes backwards.
 """
 
 import math
@@ -39,7 +38,7 @@ _LAST_RETRY_S = 2.0
 
 
 def sample_seed(seed: int, group: int, index: int) -> int:
-    """Return the seed of one sample, a function of run seed, group and index alone."""
+    """Return the seed of one sample, which depends only on run seed, group and index."""
     return int(np.random.SeedSequence((seed, group, index)).generate_state(1, np.uint64)[0])
 
 
@@ -60,7 +59,7 @@ class CollectorSettings:
 
     @classmethod
     def of(cls, config: RunConfig, partition: str) -> "CollectorSettings":
-        """Take what a run's configuration says."""
+        """Return the settings of a run's configuration."""
         return cls(
             partition,
             config.rollout.temperature,
@@ -72,7 +71,7 @@ class CollectorSettings:
 
 
 Rolled = tuple[GroupMeta, Columns, tuple[str, ...]]
-"""A group's tags and columns, and what went wrong with its failed samples, each text once."""
+"""A group's tags and columns, and the errors of its failed samples, without duplicates."""
 
 
 class Collector:
@@ -110,16 +109,16 @@ class Collector:
         self._extra_kinds: dict[str, Kind] = {}
 
     async def run(self) -> None:
-        """Serve grants until `stop`; what goes wrong here ends the conversation with its error."""
+        """Serve grants until `stop`; an error here is raised by the controller's next poll."""
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._generator.run)
                     async for grants, version in self._grants:
-                        # Together, so that the generator finds all of them when it forms a batch.
+                        # Together: one by one, the generator would form its batch before it has all of them.
                         for grant in grants:
                             tasks.start_soon(self._collect, grant, version)
-        except Exception as error:  # The actor's edge: the controller hears it at its next poll.
+        except Exception as error:  # The actor's edge: the controller's next poll raises it.
             self._outbox.fail(error)
             raise
         finally:
@@ -127,7 +126,7 @@ class Collector:
             self._ended.set()
 
     async def stop(self) -> None:
-        """End `run`; a put under way cleans up after itself. Returns when nothing runs any more."""
+        """End `run`, and return when nothing runs any more; an unfinished put removes its remains."""
         self._scope.cancel()
         await self._ended.wait()
 
@@ -172,7 +171,7 @@ class Collector:
         return {**self._generator.stats(), "version": self._version, "in_flight": len(self._in_flight)}
 
     async def _collect(self, grant: Grant, version: int) -> None:
-        """Bring one grant to its one message, a put notice or a failure."""
+        """Work on one grant until its one message, a put notice or a failure."""
         started = anyio.current_time()
         try:
             rolled = await self._attempt(grant, version)
@@ -187,7 +186,7 @@ class Collector:
             del self._in_flight[grant.group]
 
     async def _attempt(self, grant: Grant, version: int) -> Rolled | GroupFailure:
-        """Roll a group out; whatever goes wrong is the group's failure, with its prompt and traceback."""
+        """Generate and score a group; an error becomes the group's failure, with its prompt and traceback."""
         with anyio.CancelScope() as scope:
             self._generating[grant.group] = scope
             try:
@@ -203,7 +202,7 @@ class Collector:
         return GroupFailure(grant.group, CANCELLED, "no batch to come could train it")
 
     async def _generate(self, grant: Grant, prompt_ids: tuple[int, ...]) -> Sequence[Completion]:
-        """Generate a group's completions. Waiting for a turn to decode and decoding have a limit each."""
+        """Generate a group's completions. The wait for a turn to decode and the decoding have a time limit each."""
         decodes = False
         settings = self._settings
 
@@ -250,18 +249,19 @@ class Collector:
         return group, columns, tuple(dict.fromkeys(failure.error for failure in failures))
 
     async def _score(self, grant: Grant, completions: Sequence[Completion]) -> list[Outcome]:
-        """Score all samples; a failure stays with its sample."""
+        """Score all samples; a failure concerns its sample only."""
         responses = [self._tokenizer.decode(list(completion.token_ids)) for completion in completions]
         return await self._scorer.score(grant.prompt, responses)
 
     def _checked(self, completions: Sequence[Completion], outcomes: Sequence[Outcome]) -> list[Outcome]:
-        """Fail samples that cannot be trained, whatever their reward: by log-probabilities, or by an odd extra."""
+        """Fail samples that cannot be trained on: bad log-probabilities, or an extra of another kind."""
         checked: list[Outcome] = [
             outcome if completion.fault is None else SampleFailure(BAD_LOGPROBS, completion.fault)
             for completion, outcome in zip(completions, outcomes, strict=True)
         ]
         rewards = [outcome for outcome in checked if isinstance(outcome, Reward)]
-        # The first group's kinds hold for all to come: a batch of the trainer joins samples of many groups.
+        # The kinds of the first group hold for the run: a training batch joins samples of many groups, so a later group
+        # of another kind would break it.
         kinds = self._extra_kinds = self._extra_kinds or common_kinds(rewards)
         for i, outcome in enumerate(checked):
             odd = odd_extra(outcome, kinds) if isinstance(outcome, Reward) else None
@@ -270,7 +270,7 @@ class Collector:
         return checked
 
     async def _put(self, group: GroupMeta, columns: Columns) -> None:
-        """Write the group; a full store is tried again, with growing pauses, until the deadline."""
+        """Write the group; if the store is full, try again with growing pauses until the deadline."""
         pause = _FIRST_RETRY_S
         refusal = StoreFull(f"{group.row} found no room within {self._settings.put_timeout_s:g} s")
         with anyio.move_on_after(self._settings.put_timeout_s):

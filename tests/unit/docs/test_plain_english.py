@@ -17,11 +17,13 @@ GUIDES = [
     *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")),
 ]
 CODE = [
+    "collectors",
     "configs",
     "filters",
     "trainers/fan_out.py",
     "trainers/planning",
     "engine/cli",
+    "engine/data_plane",
     "engine/events",
     "engine/records",
     "engine/simulate",
