@@ -26,8 +26,8 @@ class Update:
 class RankWork:
     """One rank's part of a plan; by key its advantage, prompt tokens, and leading response tokens withheld.
 
-    `advantages` carry the scale of the loss normalisation; `scales` are that factor alone, by key, for
-    what is not a multiple of the advantage (empty: 1 everywhere). `total_tokens` is the number of trained
+    `advantages` carry the scale of the loss normalisation; `scales` are that factor alone, by key,
+    for loss terms that are not a multiple of the advantage (empty: 1 everywhere). `total_tokens` is the number of trained
     tokens over all ranks, and `updates` its parts in order of micro-batches (empty: one of all). `columns`
     are later columns that the stage reads beside what every put brings. A forward-only stage leaves its
     result as the column of its stage where `write` holds. `pad_to` is the step's one forward length, in
@@ -93,7 +93,7 @@ class RankResult:
 
     `grad_norm` is the mean over updates. `weight_sum` is of importance weights as they are, `used_weight_sum`
     as truncated, `truncated` how many were. `seconds` is what its micro-batches took, without waiting
-    for rows (`waited_s`) or for other ranks. `peak_flops` is of its device in FLOPs a second, 0 if not known.
+    for rows (`waited_s`) or for other ranks. `peak_flops` is of its device in FLOPs per second, 0 if not known.
     """
 
     loss: float

@@ -40,7 +40,9 @@ RULES = {
     "write `is not a`, not `is no`": re.compile(
         r"(?<!there )\b(?:is|are|was|were|be) no (?!longer|more than|less than)[a-z]", re.IGNORECASE
     ),
-    "write `per`, not `a`": re.compile(rf"\b(?:{_COUNTED}) an? (?:{_PER})\b(?! (?:is|has|was|that|of))", re.IGNORECASE),
+    "write `per`, not `a`": re.compile(
+        rf"\b(?:{_COUNTED}) an? (?:{_PER})\b(?! (?:is|has|was|that|of|fails))", re.IGNORECASE
+    ),
     "write `ValueError if ...`, not `for what ...`": re.compile(
         r"\bfor what (?:is|has|was|cannot)\b|\bif it is none\b"
     ),

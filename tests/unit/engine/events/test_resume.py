@@ -174,7 +174,7 @@ def test_a_run_resumes_twice_and_only_from_what_its_log_had(tmp_path: Path) -> N
         log.resume("c/1", after=len(before))
         for event in after:
             log.append(event)
-        with pytest.raises(ValueError, match="resumed before anything is appended"):
+        with pytest.raises(ValueError, match="something was already appended"):
             log.resume("c/1", after=len(before))
         log.close()
         assert (ledger.dispatched, ledger.trained, ledger.unsettled) == (10, 8, [])
