@@ -148,7 +148,7 @@ def object_name(filter_: BaseRolloutFilter) -> str:
 
 
 def check_objects(filters: Sequence[BaseRolloutFilter]) -> tuple[BaseRolloutFilter, ...]:
-    """Return filters that a caller gives as objects; TypeError for what is not one."""
+    """Return filters that a caller gives as objects; TypeError if one is not a filter."""
     if isinstance(filters, str | BaseRolloutFilter) or not isinstance(filters, Iterable):
         raise TypeError(f"filters is {filters!r}; it must be a list of filter objects, as in filters=[ShortOnly()]")
     given = tuple(filters)

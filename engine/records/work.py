@@ -26,12 +26,11 @@ class Update:
 class RankWork:
     """One rank's part of a plan; by key its advantage, prompt tokens, and leading response tokens withheld.
 
-    `advantages` carry the scale of the loss normalisation; `scales` are that factor alone, by key,
-    for loss terms that are not a multiple of the advantage (empty: 1 everywhere). `total_tokens` is the number of trained
-    tokens over all ranks, and `updates` its parts in order of micro-batches (empty: one of all). `columns`
-    are later columns that the stage reads beside what every put brings. A forward-only stage leaves its
-    result as the column of its stage where `write` holds. `pad_to` is the step's one forward length, in
-    tokens (0: each micro-batch has its own).
+    `advantages` carry the scale of the loss normalisation; `scales` are that factor alone, by key, for loss terms
+    that are not a multiple of the advantage (empty: 1 everywhere). `total_tokens` is the number of trained tokens
+    over all ranks, and `updates` its parts in order of micro-batches (empty: one of all). `columns` are later columns
+    that the stage reads beside what every put brings. A forward-only stage leaves its result as the column of its
+    stage where `write` holds. `pad_to` is the step's one forward length, in tokens (0: each micro-batch has its own).
     """
 
     step: int
