@@ -114,5 +114,5 @@ def test_a_wrong_folder_or_step_ends_with_code_2_and_says_what_there_is(tmp_path
     gone = CliRunner().invoke(app, ["plan", "show", str(tmp_path / "no")])
     wrong = CliRunner().invoke(app, ["plan", "show", str(run), "--step", "9"])
     assert (gone.exit_code, wrong.exit_code) == (2, 2)
-    assert "no such folder" in gone.output
+    assert "the folder does not exist" in gone.output
     assert "steps 1 to 1" in wrong.output

@@ -82,7 +82,7 @@ def test_a_what_if_prints_both_sides_and_exits_0(run: Path) -> None:
         (["--step", "1"], "--step and --out go together"),
         (["--step", "9", "--out", "x.safetensors"], "the log has no step 9"),
         (["--step", "1", "--out", "x.safetensors"], "tensors are kept by runs with --record tensors"),
-        (["--step", "1", "--out", "x", "--max-staleness", "1"], "cannot be asked together with a what-if"),
+        (["--step", "1", "--out", "x", "--max-staleness", "1"], "cannot be combined with a what-if"),
     ],
 )
 def test_bad_input_exits_2_and_says_what_is_wrong(
