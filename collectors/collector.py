@@ -1,8 +1,7 @@
-"""The collector: granted groups in, whole scored groups out to the data plane.
+"""The collector: takes dispatched groups, and writes whole scored groups to the data plane.
 
-Invariants: a granted group ends in exactly one message, a put notice or a failure; its version
-is the one served when the grant was accepted, whatever is loaded while it generates; the
-version never goes backwards.
+Invariants: a group ends in exactly one message, a put notice or a failure; its version is the one that was served when
+the grant was accepted, even if another is loaded while it generates; the version never goes backwards.
 """
 
 import math
@@ -39,7 +38,7 @@ _LAST_RETRY_S = 2.0
 
 
 def sample_seed(seed: int, group: int, index: int) -> int:
-    """Return the seed of one sample, a function of run seed, group and index alone."""
+    """Return the seed of one sample, which depends only on run seed, group and index."""
     return int(np.random.SeedSequence((seed, group, index)).generate_state(1, np.uint64)[0])
 
 
@@ -60,7 +59,7 @@ class CollectorSettings:
 
     @classmethod
     def of(cls, config: RunConfig, partition: str) -> "CollectorSettings":
-        """Take what a run's configuration says."""
+        """Return the settings of a run's configuration."""
         return cls(
             partition,
             config.rollout.temperature,
@@ -83,7 +82,7 @@ class _Granted:
 
 
 Rolled = tuple[GroupMeta, Columns, tuple[str, ...]]
-"""A group's tags and columns, and what went wrong with its failed samples, each text once."""
+"""A group's tags and columns, and the errors of its failed samples, without duplicates."""
 
 
 class Collector:
@@ -121,7 +120,7 @@ class Collector:
         self._extra_kinds: dict[str, Kind] = {}
 
     async def run(self) -> None:
-        """Serve grants until `stop`; what goes wrong here ends the conversation with its error."""
+        """Serve grants until `stop`; an error here is raised by the controller's next poll."""
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
@@ -140,7 +139,7 @@ class Collector:
             self._ended.set()
 
     async def stop(self) -> None:
-        """End `run`; a put under way cleans up after itself. Returns when nothing runs any more."""
+        """End `run`, and return when nothing runs any more; an unfinished put removes its remains."""
         self._scope.cancel()
         await self._ended.wait()
 
@@ -275,18 +274,19 @@ class Collector:
         return group, columns, tuple(dict.fromkeys(failure.error for failure in failures))
 
     async def _score(self, grant: Grant, completions: Sequence[Completion]) -> list[Outcome]:
-        """Score all samples; a failure stays with its sample."""
+        """Score all samples; a failure concerns its sample only."""
         responses = [self._tokenizer.decode(list(completion.token_ids)) for completion in completions]
         return await self._scorer.score(grant.prompt, responses)
 
     def _checked(self, completions: Sequence[Completion], outcomes: Sequence[Outcome]) -> list[Outcome]:
-        """Fail samples that cannot be trained, whatever their reward: by log-probabilities, or by an odd extra."""
+        """Fail samples that cannot be trained on: bad log-probabilities, or an extra of another kind."""
         checked: list[Outcome] = [
             outcome if completion.fault is None else SampleFailure(BAD_LOGPROBS, completion.fault)
             for completion, outcome in zip(completions, outcomes, strict=True)
         ]
         rewards = [outcome for outcome in checked if isinstance(outcome, Reward)]
-        # The first group's kinds hold for all to come: a batch of the trainer joins samples of many groups.
+        # The kinds of the first group hold for the run: a training batch joins samples of many groups, so a later group
+        # of another kind would break it.
         kinds = self._extra_kinds = self._extra_kinds or common_kinds(rewards)
         for i, outcome in enumerate(checked):
             odd = odd_extra(outcome, kinds) if isinstance(outcome, Reward) else None
@@ -295,7 +295,7 @@ class Collector:
         return checked
 
     async def _put(self, group: GroupMeta, columns: Columns) -> None:
-        """Write the group; a full store is tried again, with growing pauses, until the deadline."""
+        """Write the group; if the store is full, try again with growing pauses until the deadline."""
         pause = _FIRST_RETRY_S
         refusal = StoreFull(f"{group.row} found no room within {self._settings.put_timeout_s:g} s")
         with anyio.move_on_after(self._settings.put_timeout_s):

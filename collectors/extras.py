@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     import torch
 
 Kind = tuple[str, tuple[int, ...]]
-"""Of a tensor: its dtype, and its shape but for the first dimension. All samples of a run share it by extra."""
+"""A tensor's dtype, and its shape without the first dimension; all samples of a run have the same, per extra."""
 
 
 def check_extras(reward: Reward, declared: Sequence[str]) -> None:
-    """Refuse a reward that does not bring exactly the extras its task declares, as tensors: ValueError or TypeError."""
+    """ValueError or TypeError if a reward does not bring exactly the extras of its task, as tensors."""
     if set(reward.extras) != set(declared):
         raise ValueError(
             f"a reward brings the extras {sorted(map(str, reward.extras))}; its task declares {sorted(declared)}: "
@@ -48,7 +48,7 @@ def shown(kind: Kind) -> str:
 
 
 def common_kinds(rewards: Sequence[Reward]) -> dict[str, Kind]:
-    """Return by extra the kind that most rewards bring, of equals the first: the others are the odd ones."""
+    """Return, by extra, the kind that most rewards have, and of equally frequent ones the first."""
     if not rewards:
         return {}
     return {
@@ -58,7 +58,7 @@ def common_kinds(rewards: Sequence[Reward]) -> dict[str, Kind]:
 
 
 def odd_extra(reward: Reward, kinds: Mapping[str, Kind]) -> str | None:
-    """Say which extra is of another kind than its siblings: no row could hold it, and no batch."""
+    """Return which extra has another kind than its siblings; neither a row nor a batch could hold it."""
     for name, value in reward.extras.items():
         found = kind_of(value)
         if found != kinds[name]:
@@ -67,7 +67,7 @@ def odd_extra(reward: Reward, kinds: Mapping[str, Kind]) -> str | None:
 
 
 def extra_columns(outcomes: Sequence[object]) -> dict[str, list["torch.Tensor"]]:
-    """Return one tensor a sample by name; an empty one, of its siblings' kind, for a sample that failed to score."""
+    """Return one tensor per sample by name; for a sample whose score failed, an empty one of its siblings' kind."""
     columns: dict[str, list[torch.Tensor]] = {}
     rewards = [outcome for outcome in outcomes if isinstance(outcome, Reward)]
     for name in rewards[0].extras if rewards else ():

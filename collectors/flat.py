@@ -22,7 +22,7 @@ Columns = dict[str, list[torch.Tensor]]
 
 
 class GroupFailed(AsyncRLError, RuntimeError):
-    """A group came to nothing, for a reason that has a name."""
+    """A group failed, for a named reason."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -37,8 +37,8 @@ def flatten(
     outcomes: Sequence[Outcome],
     taggers: Mapping[str, Tagger],
 ) -> tuple[GroupMeta, Columns]:
-    """Return tags and columns of a group with a reward at least; `version` was served when it was granted."""
-    # A failed sample keeps its place and its key, and has no response: nothing of it can be trained.
+    """Return tags and columns of a group with at least one reward; `version` was served when it was dispatched."""
+    # A failed sample keeps its place and its key, and gets an empty response, so that it cannot be trained.
     kept = [
         c if isinstance(outcome, Reward) else Completion((), (), (), False)
         for c, outcome in zip(completions, outcomes, strict=True)
@@ -81,7 +81,8 @@ def _status(completion: Completion, outcome: Outcome) -> str:
 
 
 def _tagged(name: str, tagger: Tagger, completions: Sequence[Completion], key: str) -> list[Any]:
-    """Return a tag's values; whatever a tagger raises, or gives that no log can write, fails the group by its name."""
+    """Return a tag's values; the group fails, with the tag's name, if a tagger raises or a log cannot write its
+    value."""
     try:
         values = [tagger(completion.token_ids) for completion in completions]
         check_tags({name: values}, key=key)
@@ -91,6 +92,6 @@ def _tagged(name: str, tagger: Tagger, completions: Sequence[Completion], key: s
 
 
 def _parts(outcomes: Sequence[Outcome]) -> dict[str, list[float | None]]:
-    """Return the named parts of rewards as per-sample tags; None where a sample lacks one."""
+    """Return the named parts of rewards as tags per sample; None if a sample lacks one."""
     names = sorted({name for o in outcomes if isinstance(o, Reward) for name in o.parts})
     return {name: [o.parts.get(name) if isinstance(o, Reward) else None for o in outcomes] for name in names}

@@ -1,4 +1,4 @@
-"""What became of scoring one response: a reward, or a failure with its cause.
+"""The outcome of scoring one response: a reward, or a failure with its cause.
 
 Invariant: there is no reward before the task gave one. No torch here: the process that scores starts fast.
 """
@@ -60,7 +60,7 @@ def judged(task: Task, prompt: Prompt, response: str, rules: Rules) -> Outcome:
 
 
 def plain_reward(given: Any, task: Task, rules: Rules) -> Reward:
-    """Return a reward of plain floats, which every log can write, whatever numbers the task gave."""
+    """Return a reward with plain floats, which a log can write, from any kind of number."""
     reward = given if isinstance(given, Reward) else Reward(given)
     check_extras(reward, task.extras)
     taken = sorted(rules.taken.intersection(reward.parts))

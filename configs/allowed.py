@@ -1,4 +1,4 @@
-"""What a field of the schema takes, in words, for error messages."""
+"""Describes in words what a field of the schema takes, for error messages and the reference."""
 
 from collections.abc import Sequence
 from types import NoneType, UnionType
@@ -19,9 +19,9 @@ _NAMES: dict[Any, str] = {
 
 
 def allowed_at(model: type[BaseModel], path: Sequence[int | str], *, too_much: bool = False) -> str | None:
-    """Describe the type and range of the field at `path`; None for what has no simple description.
+    """Describe the type and range of the field at `path`; None if it has no simple description.
 
-    Upper limits that no sane value comes near are named where a value is `too_much` alone.
+    Upper limits are far above sensible values, so they are named only if a value is `too_much`.
     """
     known: Any = model
     field: FieldInfo | None = None

@@ -1,6 +1,6 @@
 """From YAML to a RunConfig: default preset, then preset or file, then options, then `--set`.
 
-Each value remembers where it came from, and every error names the option as the user gave it.
+The source of each value is kept, and every error names the option as the user gave it.
 """
 
 import difflib
@@ -25,9 +25,9 @@ RENAMED = {
     **{f"trainer.warm_up_{name}": f"trainer.sft_warm_up_{name}" for name in ("steps", "batch", "learning_rate")},
     "trainer.least_step_s": "trainer.min_step_s",
 }
-"""Keys by the names that they had; logs of older runs hold those."""
+"""Old names of keys, which logs of older runs have."""
 
-# Sections whose content is free: a map is one value there, not a level of keys.
+# Maps with free content: each is one value, not a level of keys.
 _FREE = ("task.options",)
 
 
@@ -42,7 +42,7 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A valid configuration, and per dotted path where its value came from."""
+    """A valid configuration, and the source of each value by its dotted path."""
 
     config: RunConfig
     sources: Mapping[str, str]
@@ -62,7 +62,7 @@ def parse_set(text: str) -> Override:
 
 
 def parse_value(text: str, source: str) -> Any:
-    """Read one value as YAML; ConfigError naming `source` if it is none."""
+    """Parse one value as YAML; ConfigError, with `source`, if it is not YAML."""
     try:
         return read_yaml(text)
     except yaml.YAMLError as error:

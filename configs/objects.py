@@ -8,7 +8,7 @@ from asyncrl.engine.errors import ConfigError
 
 
 def load_object(path: str, *, option: str) -> Any:
-    """Import `module:Name`; ConfigError with the option's name for whatever goes wrong."""
+    """Import `module:Name`; ConfigError, with the option's name, if that fails."""
     module_name, colon, name = path.partition(":")
     if not colon or not module_name or not name:
         raise ConfigError(f"{option} is {path!r}; write it as module:Class")
@@ -18,7 +18,7 @@ def load_object(path: str, *, option: str) -> Any:
         raise ConfigError(f"{option} {path}: cannot import {module_name}: {error}") from error
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # The user's module may raise anything while it is imported, SystemExit too.
+    except BaseException as error:  # A user's module may raise anything during its import, also SystemExit.
         raise ConfigError(f"{option} {path}: importing {module_name} raised {error!r}") from error
     if not hasattr(module, name):
         close = difflib.get_close_matches(name, dir(module), n=1)

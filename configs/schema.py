@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-# Upper limits are far above what a run can use, and keep sums in 64 bits and factors within float32.
-MOST = 2**31 - 1
-Count = Annotated[int, Field(ge=1, le=MOST)]
-ZeroOrMore = Annotated[int, Field(ge=0, le=MOST)]
+# Upper limits are far above what a run can use. Without them sums could leave 64 bits and factors float32.
+MAX_COUNT = 2**31 - 1
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+ZeroOrMore = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Few = Annotated[int, Field(ge=1, le=4096)]
 """Processes, threads, layers, heads."""
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -19,7 +19,8 @@ Versions = Annotated[int, Field(ge=0, le=1_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Factor = Annotated[float, Field(gt=0, le=1e6)]
 LearningRate = Annotated[float, Field(gt=0, le=10)]
-LEAST_TEMPERATURE = 1e-6
+MIN_TEMPERATURE = 1e-6
+"""Divided by less than this, logits may not stay finite."""
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -31,26 +32,27 @@ class Section(BaseModel):
 
 class Run(Section):
     seed: Annotated[int, Field(ge=0, lt=2**32)]
-    """Seed of everything random: weights, prompt order, sampling."""
+    """Seed of all randomness: weights, prompt order, sampling."""
     runtime: Literal["ray", "local"]
-    """`ray`: actors and TransferQueue; `local`: the same loop in one process."""
+    """`ray`: with Ray actors and TransferQueue; `local`: the same loop in one process."""
     steps: Count | None
     """End after this many training steps; null: no such limit."""
     batches: Count | None
-    """End after this many batches judged, those without a survivor included; null: no such limit."""
+    """End after this many batches were judged, including those without a survivor; null: no such limit."""
     stop_at_reward: float | None
-    """End when the mean reward of the last `reward_window` batches judged reaches this; null: never."""
+    """End when the mean reward of the last `reward_window` judged batches reaches this; null: never."""
     reward_window: Count
-    """Batches over which `stop_at_reward` averages."""
+    """Number of batches over which `stop_at_reward` averages."""
     alarm_window: Count
-    """Batches over which alarms take the shares of samples that are lost, by cause."""
+    """Number of batches over which alarms take the share of samples lost to each cause."""
     max_empty_batches: Count | None
-    """End, with exit code 1 and the cause, after so many batches in a row that had nothing to train; null: never."""
+    """End with exit code 1 after this many batches in a row that had nothing to train, and name the cause; null:
+    never."""
     directory: str | None
     """Where event log, logs and summary go; null: a new folder under `runs/`."""
     record: Literal["events", "tensors"]
-    """`events`: the event log; `tensors`: also each step's rows, so that `asyncrl replay --step` can rebuild its loss
-    inputs."""
+    """`events`: record the event log; `tensors`: also the rows of each step, from which `asyncrl replay --step`
+    rebuilds its loss inputs."""
 
 
 class Model(Section):
@@ -61,23 +63,23 @@ class Model(Section):
     layers: Few
     """Layers of the small model."""
     heads: Few
-    """Attention heads of the small model; they divide `hidden_size` into even parts."""
+    """Attention heads of the small model; `hidden_size` / `heads` must be an even integer."""
     intermediate_size: Width
     """Width of the small model's feed-forward layers."""
     dtype: Literal["float32", "bfloat16"]
-    """What the model computes in. `bfloat16`: ranks keep float32 weights, gradients and moments, and compute
-    under autocast; generators hold the weights in bfloat16, and those are published."""
+    """Precision in which the model computes. `bfloat16`: ranks keep weights, gradients and moments in float32 and
+    compute under autocast; generators hold weights in bfloat16, and weights are published in bfloat16."""
 
 
 class Task(Section):
     name: str
     """`echo`, `reverse`, or `module:Class` of your own task."""
     epochs: Count | None
-    """Passes over the task's prompts; null: no end."""
+    """Passes over the task's prompts; null: no limit."""
     options: dict[str, Any]
     """Keyword arguments of the task's class."""
     retire_after: Count | None
-    """A prompt whose groups failed this many times, without a good one between, is left out for the rest of the run;
+    """Leave out a prompt for the rest of the run after this many of its groups failed without a good one in between;
     null: never."""
 
 
@@ -85,30 +87,32 @@ class Rollout(Section):
     max_staleness: Versions
     """Largest age, in versions, of any token that is trained on; 0 is synchronous training."""
     max_publish_lag: Versions | None
-    """No step starts while the newest version all generators serve lags by more; null: min(1, max_staleness)."""
+    """No step starts while generators are more than this many versions behind the trainer; null:
+    min(1, max_staleness)."""
     stale_mode: Literal["drop", "gate", "tokens"]
-    """What becomes of what gets too old. `drop`: groups over the bound are dropped, long answers first.
-    `gate`: a batch waits until all that it leaves behind can still be trained in time; no length bias, and the
-    trainer idles. `tokens`: only tokens within the bound are trained while the rewards of all count; it
+    """What happens to groups that get too old. `drop`: groups over the bound are dropped, which hits long answers
+    first. `gate`: a batch waits until all groups that it leaves behind can still be trained in time; there is no
+    length bias, and the trainer waits. `tokens`: only tokens within the bound are trained, and all rewards count;
     needs a generator that swaps weights within a response and reports spans."""
     gate_timeout_s: Seconds
-    """Longest wait of one batch in mode `gate`; then it goes on, and what comes later is dropped."""
+    """Longest wait of one batch in mode `gate`; after it the batch goes on, and groups that come later are dropped."""
     pacing: bool
-    """Hold grants back while a whole batch waits already, so that less is generated too early."""
+    """Hold dispatches back while a whole batch is waiting, so that less is generated too early."""
     cancel_stale: bool
-    """Cancel groups in flight that are too old for any batch to come; saves compute, adds to length bias."""
+    """Cancel groups in flight that are too old for any later batch; saves compute and adds to length bias."""
     requeue_tries: ZeroOrMore
-    """How often a prompt whose group was lost to age is issued again, before others; 0: never."""
+    """How often a prompt whose group was lost to age is dispatched again, before other prompts; 0: never."""
     bias_warning: Annotated[float, Field(ge=0, le=1)]
-    """Warn when what age lets through is shorter, on average, than what was generated by more than this ratio."""
+    """Warn when the mean length of the samples that age lets through is less than this times the mean length
+    generated."""
     groups_per_step: Groups
-    """Groups of one training batch."""
+    """Groups per training batch."""
     group_size: Annotated[int, Field(ge=2, le=100_000)]
-    """Samples of one prompt."""
+    """Samples per prompt."""
     min_live: Annotated[int, Field(ge=2, le=100_000)]
-    """A group with fewer samples that have a finite reward and a token to train is dropped."""
+    """Drop a group with fewer live samples than this; a live sample has a finite reward and a token to train."""
     temperature: Annotated[float, Field(gt=0, le=1e3)]
-    """Sampling temperature; log-probabilities are those of the tempered distribution."""
+    """Sampling temperature; log-probabilities are those of the distribution at this temperature."""
     max_new_tokens: Count
     """Longest response, in tokens."""
     top_p: Annotated[float, Field(gt=0, le=1)]
@@ -121,9 +125,9 @@ class Rollout(Section):
     stop_strings: list[Annotated[str, Field(min_length=1, max_length=1000)]]
     """Texts that end a response; the token that completes one is its last."""
     stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]]
-    """Further tokens that end a response, beside those of the tokenizer and of the checkpoint's generation_config."""
+    """More tokens that end a response, besides those of the tokenizer and of the checkpoint's generation_config."""
     add_bos: bool | None
-    """Whether a prompt begins with the tokenizer's first token (BOS); null: as the checkpoint's tokenizer does it."""
+    """Whether a prompt begins with the tokenizer's BOS token; null: as the checkpoint's tokenizer does it."""
 
 
 class Collector(Section):
@@ -133,7 +137,7 @@ class Collector(Section):
     """`native`: continuous batching, weights swapped while it decodes. `batch`: whole batches with transformers' own
     caches, weights swapped between two of them; for models whose attention the native engine cannot take over."""
     decode_samples: Count
-    """Samples that decode together at most."""
+    """Largest number of samples that decode together."""
     cache_gib: Annotated[float, Field(gt=0, le=1e6)]
     """Memory of the native engine's keys and values; fewer samples decode together where it holds no more."""
     slot_tokens: Annotated[int, Field(ge=2, le=10_000_000)] | None
@@ -143,26 +147,26 @@ class Collector(Section):
     """Responses in flight when new weights come: they go on with their cache (`keep`) or with one made anew
     (`recompute`), or are aborted and go on from their last token (`continue`) or from their prompt (`restart`)."""
     queue_timeout_s: Seconds | None
-    """A group that waits longer for its turn to decode has failed (reason `queue_timeout`); null: `group_timeout_s`
-    for each group of run-ahead, the longest wait in a queue that moves."""
+    """A group that waits longer for its turn to decode fails (reason `queue_timeout`); null: run-ahead times
+    `group_timeout_s`, the longest wait in a queue that moves."""
     group_timeout_s: Seconds
-    """A group that takes longer to generate, from the moment it begins to decode, has failed (reason `timeout`)."""
+    """A group that takes longer than this from the moment it begins to decode fails (reason `timeout`)."""
     score_timeout_s: Seconds
-    """A sample whose score takes longer has failed (cause `score_timeout`); its siblings go on."""
+    """A sample whose score takes longer fails (cause `score_timeout`); the others of its group go on."""
     score_processes: Annotated[int, Field(ge=0, le=1024)]
-    """Processes of each collector that run a task's `score` on Ray, and are killed when one hangs; 0: threads of the
-    collector's own process, where a score that never returns can stop it. An async `score` always runs in the
-    collector's event loop, and with `runtime: local` everything runs in one process."""
+    """Processes per collector that run the task's `score` on Ray; one that hangs is killed. 0: `score` runs in
+    threads of the collector's process, and one that never returns can stop the collector. An async `score` always
+    runs in the collector's event loop. With `runtime: local` everything runs in one process."""
     put_timeout_s: Seconds
     """How long a refused put is retried before the run ends."""
     on_error: Literal["skip", "abort"]
-    """A group that fails: count it and go on, or end the run."""
+    """What a failed group does. `skip`: it is counted and the run goes on; `abort`: it ends the run."""
     max_failures_in_a_row: Count
-    """With `skip`, end the run after this many failed groups of one collector without a good one between."""
+    """With `skip`, end the run after this many failed groups of one collector without a good one in between."""
     threads: Few
-    """Torch threads of each collector."""
+    """Torch threads per collector."""
     device: Literal["auto", "cpu", "cuda"]
-    """Where collectors generate: `auto` on GPUs where torch sees any, which they take in turn after the ranks."""
+    """Where collectors generate. `auto`: on GPUs if torch sees any, which they take in turn after the ranks."""
 
 
 class Trainer(Section):
@@ -171,41 +175,44 @@ class Trainer(Section):
     micro_batch_tokens: Count
     """Token budget of one micro-batch."""
     forward_tokens: Count | None
-    """Token budget of one micro-batch in forward-only stages, which keep no activations; null: twice
+    """Token budget of one micro-batch in the forward-only stages, which keep no activations; null: twice
     `micro_batch_tokens`."""
     updates_per_batch: Groups
-    """Optimizer updates that share out a batch, each on samples of its own; the version grows by 1 all the same.
-    With more than one, `recompute_logprobs` is on."""
+    """Optimizer updates per batch, each on its own part of the samples; the version still grows by 1. With more than
+    one, `recompute_logprobs` is on."""
     recompute_logprobs: bool
-    """Clip the ratio to the policy at the start of the batch, whose log-probabilities the ranks compute, and weight
-    each token by that policy over the sampler's (decoupled PPO). Off: the one ratio is to the sampler's policy."""
+    """Decoupled PPO: clip the ratio to the policy at the start of the batch, whose log-probabilities the ranks compute,
+    and weight each token by that policy over the sampler's. Off: the ratio is to the sampler's policy."""
     importance_cap: Factor
-    """Those weights are truncated at this."""
+    """Importance weights of decoupled PPO are truncated at this value."""
     reference_kl: Annotated[float, Field(ge=0, le=1e6)]
-    """Coefficient of the divergence from a frozen reference model, the weights of version 0; 0: none is kept."""
+    """Coefficient of the KL divergence from a frozen reference model (the weights of version 0); 0: no reference
+    model."""
     fetch_policy: Literal["independent", "leader", "auto"]
-    """How ranks that share one replica come by their rows: each reads; the leader reads and broadcasts; auto: leader
-    where there are such siblings. Only auto is taken: each rank of the PyTorch backend holds a whole replica."""
+    """How ranks that share one replica get their rows. `independent`: each reads; `leader`: the leader reads and
+    broadcasts; `auto`: `leader` if there are such siblings. Only `auto` is accepted: each rank of the PyTorch backend
+    holds a whole replica."""
     align: Count
-    """Each sample's length is padded to a multiple of this many tokens, as tensor and context parallel ranks need."""
+    """Pad each sample's length to a multiple of this many tokens, as tensor and context parallel ranks need."""
     balance: bool
-    """Even the ranks out by cost. Off: samples keep their order, neighbours together."""
+    """Balance the ranks by cost. Off: samples keep their order, and neighbours stay together."""
     micro_batch_order: Literal["costliest_first", "cheap_ends"]
-    """Of a rank's micro-batches. `costliest_first`: all ranks compute alike at any time; `cheap_ends`: cheap ones
-    where a pipeline fills and drains."""
+    """Order of a rank's micro-batches. `costliest_first`: ranks compute micro-batches of similar cost at any time;
+    `cheap_ends`: cheap micro-batches come first and last, where a pipeline fills and drains."""
     pad_to_step_length: bool
-    """Pad every forward pass of a step to one length on all ranks, where collectives need one shape."""
+    """Pad every forward pass of a step to one length on all ranks, for collectives that need one shape."""
     peak_flops: Annotated[float, Field(gt=0, le=1e21)] | None
-    """Theoretical FLOPs a second of one rank's device, for the share reached; null: by the device's name, if known."""
+    """Theoretical FLOPs per second of one rank's device, for `train/peak_flops_fraction`; null: looked up by the
+    device's name."""
     packed: bool
-    """Run a micro-batch as one row with a block-diagonal mask, without padding, instead of padded rows."""
+    """Run a micro-batch as one packed row, with a block-diagonal mask and no padding, instead of padded rows."""
     loss_normalisation: Literal["token_mean", "sequence_mean", "constant"]
-    """What a token counts: `token_mean` over the batch (DAPO); `sequence_mean` (GRPO); `constant`: sums divided
-    by samples times max_new_tokens (Dr. GRPO)."""
+    """How the loss is averaged. `token_mean`: over all tokens of the batch (DAPO); `sequence_mean`: over each sample's
+    tokens, then over samples (GRPO); `constant`: the sum divided by samples times max_new_tokens (Dr. GRPO)."""
     over_budget: Literal["mask", "error"]
-    """A sample longer than the budget: masked(over_budget), or the run ends."""
+    """What a sample longer than the budget does. `mask`: it is masked (over_budget); `error`: it ends the run."""
     learning_rate: LearningRate
-    """AdamW's step size."""
+    """AdamW's learning rate."""
     beta1: Fraction
     """AdamW's decay of the first moment."""
     beta2: Fraction
@@ -219,29 +226,29 @@ class Trainer(Section):
     clip_high: Factor
     """The ratio is clipped above at 1 + clip_high."""
     dual_clip: Annotated[float, Field(gt=1, le=1e6)]
-    """With a negative advantage, the loss of a token is at most this times its size."""
+    """With a negative advantage, the loss of a token is at most this times the advantage's absolute value."""
     advantage_baseline: Literal["mean", "leave_one_out"]
     """What a reward is compared with: the group's mean, or the mean of its siblings."""
     advantage_scale: Literal["std", "none"]
-    """Divide advantages by the group's standard deviation, or not."""
+    """`std`: divide advantages by the group's standard deviation; `none`: do not."""
     sft_warm_up_steps: ZeroOrMore
     """Supervised steps on the task's own examples before version 0."""
     sft_warm_up_batch: Count
-    """Examples of one supervised step."""
+    """Examples per supervised step."""
     sft_warm_up_learning_rate: LearningRate
-    """AdamW's step size in the supervised steps."""
+    """AdamW's learning rate in the supervised steps."""
     step_timeout_s: Seconds
     """A training step that takes longer ends the run."""
     min_step_s: Annotated[float, Field(ge=0, le=1e9)]
-    """A step that is done sooner sleeps until then: to study the loop with slow steps and idle cores; 0: never."""
+    """A faster step sleeps until this time is over, to study the loop with slow steps and idle cores; 0: never."""
     publish_timeout_s: Seconds
-    """A try to publish that is not acknowledged by then has failed; the next one joins a load under way."""
+    """A try to publish that is not acknowledged within this time fails; the next try joins a load in progress."""
     publish_tries: Count
     """Tries to publish one version before the run ends."""
     threads: Few
-    """Torch threads of each rank."""
+    """Torch threads per rank."""
     device: Literal["auto", "cpu", "cuda"]
-    """Where ranks train: `auto` on GPUs where torch sees any, which they take in turn."""
+    """Where ranks train. `auto`: on GPUs if torch sees any, which they take in turn."""
 
     @property
     def decoupled(self) -> bool:
@@ -260,39 +267,39 @@ class Trainer(Section):
 
     @property
     def later_column_count(self) -> int:
-        """How many columns the ranks add to each group that is trained."""
+        """How many columns the ranks add to each trained group."""
         return self.decoupled + (self.reference_kl > 0)
 
 
 class DataPlane(Section):
     shared_memory: str | None
-    """Directory through which processes of one host pass tensors without a copy; auto: /dev/shm where it has
-    a GiB free, else null; null: TransferQueue's storage carries them, as several hosts need."""
+    """Directory through which processes of one host pass tensors without a copy; auto: /dev/shm if it has a GiB free,
+    else null; null: tensors go through TransferQueue's storage, as several hosts need."""
     storage_units: Few
-    """TransferQueue storage processes."""
+    """Number of TransferQueue storage processes."""
     capacity_rows: Count | None
-    """Rows (groups) that the store takes; null: no limit. Run-ahead needs (max_staleness + 1) · groups_per_step."""
+    """Rows (groups) that the store can hold; null: no limit. Run-ahead needs (max_staleness + 1) · groups_per_step."""
     deadline_s: Seconds
     """Longest wait for one answer of the data plane."""
     lease_s: Seconds
-    """A claim that is neither settled nor renewed for so long may be taken by another owner."""
+    """A claim that is neither settled nor renewed for this long may be taken by another owner."""
     poll_s: Seconds
-    """The slow poll behind the put notices; its hits are counted."""
+    """Interval of the slow poll that backs up the put notices; groups that it finds are counted."""
 
 
 class Supervision(Section):
     start_timeout_s: Seconds
-    """Longest start of all actors together."""
+    """Longest time in which all actors together must start."""
     answer_timeout_s: Seconds
-    """An actor that has answered nothing for so long is taken for dead."""
+    """An actor that has not answered for this long is declared dead."""
     starve_timeout_s: Seconds
-    """Longest wait for the next group, with a trainer idle; then the run ends."""
+    """Longest wait for the next group while the trainer is idle; after it the run ends."""
     stop_timeout_s: Seconds
-    """Longest orderly stop; then actors are killed."""
+    """Longest orderly stop; after it actors are killed."""
 
 
 class RunConfig(Section):
-    """Everything a run is told."""
+    """The whole configuration of a run."""
 
     run: Run
     model: Model
@@ -300,14 +307,14 @@ class RunConfig(Section):
     rollout: Rollout
     collector: Collector
     filters: list[dict[str, Any]]
-    """The chain of filters in order: of each its `name`, built in or `module:Class`, and its parameters."""
+    """The chain of filters in order: for each its `name` (built in, or `module:Class`) and its parameters."""
     trainer: Trainer
     data_plane: DataPlane
     supervision: Supervision
 
     @property
     def run_ahead_groups(self) -> int:
-        """Groups that may be dispatched before their capacity comes back."""
+        """Groups that may be dispatched before their capacity comes back: with max_staleness 2 and 16 per step, 48."""
         return (self.rollout.max_staleness + 1) * self.rollout.groups_per_step
 
     @property
@@ -344,10 +351,10 @@ class RunConfig(Section):
                 f"rollout.min_live is {rollout.min_live} and rollout.group_size {rollout.group_size}; "
                 "min_live must be at most group_size"
             )
-        if rollout.temperature < LEAST_TEMPERATURE:
+        if rollout.temperature < MIN_TEMPERATURE:
             raise ValueError(
                 f"rollout.temperature is {rollout.temperature:g}; logits are divided by it, and stay finite from "
-                f"{LEAST_TEMPERATURE:g} on"
+                f"{MIN_TEMPERATURE:g} on"
             )
         if self.collector.decode_samples < rollout.group_size:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""YAML as users write it: `1e-3` is a number, and a key that stands twice is an error."""
+"""YAML as users write it: `1e-3` is a number, and a key that occurs twice is an error."""
 
 import re
 from typing import Any
@@ -8,11 +8,11 @@ import yaml
 _EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 
 
-# What YAML 1.1 reads in another base, and later YAML, like its users, does not: 010 as 8, 1:30 as 90.
+# YAML 1.1 reads 010 as 8 and 1:30 as 90. Later YAML and users do not, so such numbers are refused.
 _OLD_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)$")
 
 _DEEPEST = 100
-"""Levels of maps and lists. No configuration has ten; Python reads some hundreds before it gives up."""
+"""Largest depth of maps and lists. Configurations have fewer than ten; some hundreds would exhaust Python's stack."""
 
 
 def _mark(event: yaml.Event) -> Any:
@@ -29,7 +29,7 @@ class _Loader(yaml.SafeLoader):
         if len(self._open) >= _DEEPEST:
             raise yaml.composer.ComposerError(None, None, f"more than {_DEEPEST} levels deep", _mark(event))
         if isinstance(event, yaml.AliasEvent) and event.anchor in self._open:
-            raise yaml.composer.ComposerError(None, None, f"*{event.anchor} stands within itself", _mark(event))
+            raise yaml.composer.ComposerError(None, None, f"*{event.anchor} contains itself", _mark(event))
         self._open.append(getattr(event, "anchor", None))
         node: yaml.Node | None = super().compose_node(parent, index)
         self._open.pop()
@@ -53,7 +53,7 @@ class _Loader(yaml.SafeLoader):
                 )
             if key_node.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key_node.value!r} stands twice", node.start_mark
+                    None, None, f"key {key_node.value!r} occurs twice", node.start_mark
                 )
             seen.add(key_node.value)
         return super().construct_mapping(node, deep=deep)
@@ -84,7 +84,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123
 
 
 def read_yaml(text: str) -> Any:
-    """Parse one document; yaml.YAMLError, with line and column on one line, if it is none."""
+    """Parse one document; yaml.YAMLError, with line and column on one line, if it is not YAML."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.reader.ReaderError as error:  # It has a position alone.

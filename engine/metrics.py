@@ -39,7 +39,7 @@ ALARMS_RAISED = "alarms/raised"
 # |mean ratio - 1| of a step in which nothing is older than the weights; 0 for any other.
 AGE_0_RATIO_ERROR = "alarms/age_0_ratio_error"
 # What a filter has done since the run began: `filters/<filter>/<figure>`, and for the counts by reason
-# `filters/<filter>/<figure>/<reason>`. A batch without survivors is no step, so these count up.
+# `filters/<filter>/<figure>/<reason>`. A batch without survivors is not a step, so these count up.
 FILTERS = "filters"
 JUDGED_GROUPS = "judged_groups"
 RESCUED_GROUPS = "rescued_groups"

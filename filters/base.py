@@ -1,6 +1,6 @@
-"""The class that users write: judge a group by its tags.
+"""The base class of filters, which judge a group by its tags.
 
-A filter sees tags only, never a tensor, and cannot change a tag, reorder keys or split a group.
+Invariant: a filter sees tags only, never a tensor, and cannot change a tag, reorder keys or split a group.
 """
 
 import inspect
@@ -37,17 +37,18 @@ class FilterContext:
     statistics: RunningStatistics = field(default_factory=RunningStatistics)
 
     def rng(self, group: "GroupView") -> random.Random:
-        """Return a generator that depends on (seed, step, group) alone."""
+        """Return a random generator that depends only on (seed, step, group)."""
         return random.Random(f"{self.seed}/{self.step}/{group.group}")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A group as a filter sees it: read-only tags by column, and which samples are live.
+    """A group as a filter sees it: read-only tags, and which samples are live.
 
-    `live` holds the indexes of samples whose reward counts: generated, finite, not masked with the reward
-    dropped, and with a token to train, unless a filter masked the sample and kept its reward. `trained` holds
-    those that would be trained on as things stand.
+    `live` holds the indexes of the samples whose reward counts: generated, with a finite reward, not masked without
+    its reward, and with a token to train (or masked with its reward kept). `trained` holds the indexes of those that
+    would be trained if no further filter acted. In a group of 4 where sample 0 failed and sample 2 was masked with
+    its reward kept, `live` is (1, 2, 3) and `trained` is (1, 3).
     """
 
     meta: GroupMeta
@@ -56,7 +57,7 @@ class GroupView:
 
     @classmethod
     def of(cls, meta: GroupMeta) -> "GroupView":
-        """View a group fresh from its claim."""
+        """View a group as it was claimed, before any filter."""
         finished = [i for i, status in enumerate(meta.statuses) if status != FAILED]
         live = tuple(i for i in finished if is_live_reward(meta.rewards[i]) and meta.trainable_tokens[i] > 0)
         frozen = {name: tuple(v) if isinstance(v, list) else v for name, v in meta.tags.items()}
@@ -82,12 +83,12 @@ class GroupView:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Response tokens of each sample; 0 for a failed one."""
+        """Response tokens of each sample; 0 if it failed."""
         return self.meta.response_tokens
 
     @property
     def rewards(self) -> tuple[float | None, ...]:
-        """The reward of each sample as the environment gave it."""
+        """The reward of each sample as the task returned it; may be None, NaN or infinite."""
         return self.meta.rewards
 
     @property
@@ -100,15 +101,15 @@ class GroupView:
         )
 
     def tag(self, name: str) -> tuple[Any, ...]:
-        """Return any per-sample tag; a missing one is a TagError naming key and tag."""
+        """Return a tag per sample; TagError, with key and tag, if it is missing."""
         return self.meta.sample_tag(name)
 
     def live_values(self, name: str) -> list[float]:
-        """Return a numeric per-sample tag of the live samples; None or NaN among them is a TagError."""
+        """Return a numeric tag of the live samples; TagError if one of them is not a finite number."""
         values = self.tag(name)
         for i in self.live:
             if isinstance(values[i], str) or not is_live_reward(values[i]):
-                raise TagError(f"{self.keys[i]}: tag {name!r} is {values[i]!r}; a finite number is needed")
+                raise TagError(f"{self.keys[i]}: tag {name!r} is {values[i]!r}; it must be a finite number")
         return [float(values[i]) for i in self.live]
 
 
@@ -135,7 +136,7 @@ class BaseRolloutFilter(ABC):
 
     @property
     def judges_columns(self) -> bool:
-        """Whether `judge_columns` speaks for this class: no subclass has its own `judge` instead."""
+        """Whether to call `judge_columns`: it is defined, and no subclass of its class overrides `judge` alone."""
         order = type(self).__mro__
         by_name = {
             name: next(i for i, c in enumerate(order) if name in c.__dict__)
@@ -148,7 +149,7 @@ class BaseRolloutFilter(ABC):
 
     @property
     def name(self) -> str:
-        """What verdicts, counts and errors call this filter."""
+        """The filter's name in verdicts, counts and errors."""
         return type(self).__name__
 
     @abstractmethod
@@ -156,11 +157,11 @@ class BaseRolloutFilter(ABC):
         """Return keep(), drop(reason), mask(samples, reason, keep_reward=...) or rescue(reasons)."""
 
     def judge_many(self, groups: Sequence[GroupView], context: FilterContext) -> list[Verdict]:
-        """Judge several groups, in order; override it where they must be seen together."""
+        """Judge several groups, in order; override it if they must be judged together."""
         return [self.judge(group, context) for group in groups]
 
     def judge_columns(self, groups: GroupColumns, context: FilterContext) -> ColumnVerdict:
-        """Judge many groups in NumPy columns, for speed; optional, and equal to `judge` in what it says."""
+        """Judge many groups in NumPy columns, for speed. Optional; must give the same verdicts as `judge`."""
         raise FilterError(f"filter {self.name} has no judge_columns")
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,9 +169,9 @@ class BaseRolloutFilter(ABC):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
         if state:
-            raise ValueError(f"filter {self.name} keeps no state, but was given {sorted(state)}")
+            raise ValueError(f"filter {self.name} has no state, but was given {sorted(state)}")
 
 
 def parameters_of(filter_class: type[BaseRolloutFilter]) -> dict[str, inspect.Parameter]:

@@ -1,11 +1,10 @@
-"""The ordered chain of filters: first drop wins, a rescue lifts later drops.
+"""The ordered chain of filters. The first drop decides; a rescue lifts later drops.
 
-Invariant: a group goes in whole and comes out whole, kept or dropped, with every tag as it was;
-a filter that tries otherwise is named in the error. A group left with fewer than `min_live`
-live samples is dropped (reason `few_live`).
+Invariant: a group goes in whole and comes out whole, kept or dropped, with unchanged tags. If a filter breaks this,
+the error names it. A group with fewer than `min_live` live samples is dropped (reason `few_live`).
 
-Reasons are namespaced: a filter's own name as reason stays as it is (`zero_std`), any other is
-written `<filter>/<reason>`. Reasons without a filter (`stale`, `few_live`, …) are the front end's.
+Reasons carry the name of their filter: `<filter>/<reason>`, or the reason alone if it is the filter's name
+(`zero_std`). Reasons without a filter (`stale`, `few_live`, …) are the front end's.
 """
 
 import json
@@ -23,7 +22,7 @@ from asyncrl.filters.columns import GroupColumns
 from asyncrl.filters.judging import FRONT_END, FilterStats, Judgement, Judging, check_column_verdict, namespaced
 from asyncrl.filters.taggers import Tagger
 
-# What Python and NumPy say when somebody writes to what a filter was given.
+# Words of Python's and NumPy's errors for a write to a read-only value.
 _READ_ONLY = ("mappingproxy", "read-only", "does not support item assignment")
 
 
@@ -49,7 +48,7 @@ class Chain:
 
     @property
     def refill(self) -> Refill | None:
-        """The refill that a `dynamic_sampling` in the chain asks for, if any."""
+        """The refill settings of a `dynamic_sampling` in the chain; None without one."""
         return next((f.refill for f in self.filters if isinstance(f, DynamicSampling)), None)
 
     def metrics(self) -> dict[str, float]:
@@ -58,7 +57,7 @@ class Chain:
 
     @property
     def taggers(self) -> dict[str, Tagger]:
-        """All taggers that the filters ask the collector to run, by tag."""
+        """All taggers of the filters, by tag; the collector runs them."""
         return {
             tag: partial(_tag, filter_.name, tag, tagger)
             for filter_ in self.filters
@@ -76,7 +75,7 @@ class Chain:
         return any(filter_.stage == AFTER_LOGPROBS for filter_ in self.filters)
 
     def judge_after_logprobs(self, judgements: Sequence[Judgement], context: FilterContext) -> list[Judgement]:
-        """Judge kept groups, now with the tags of that stage, on top of what was said at the claim."""
+        """Judge kept groups, which now have the tags of that stage; `judgements` are those made at the claim."""
         out: list[Judgement] = []
         for _, run in groupby(judgements, key=lambda judgement: judgement.group.size):
             before = list(run)
@@ -88,12 +87,12 @@ class Chain:
         return out
 
     def judge(self, groups: Sequence[GroupMeta], context: FilterContext) -> list[Judgement]:
-        """Judge groups in order; TagError or FilterError if tags or a filter break the contract."""
+        """Judge groups in order; TagError if a tag is missing or wrong, FilterError if a filter breaks the contract."""
         runs = (list(run) for _, run in groupby(groups, key=lambda group: group.size))
         return [judgement for run in runs for judgement in self.judge_columns(run, context).judgements()]
 
     def judge_columns(self, groups: Sequence[GroupMeta], context: FilterContext) -> Judging:
-        """Judge groups of one size; like `judge`, with the answer in columns."""
+        """Judge groups of one size, as `judge` does, and return the verdicts in columns."""
         self._check_required(groups, CLAIM)
         judging = Judging(GroupColumns(groups))
         self.stats[FRONT_END].judged += len(groups)
@@ -102,7 +101,7 @@ class Chain:
         return self._ask_all(judging, context, CLAIM)
 
     def _ask_all(self, judging: Judging, context: FilterContext, stage: str) -> Judging:
-        """Ask the filters of a stage, in order, of what is still open."""
+        """Let the filters of a stage judge, in order, the groups that are still open."""
         for filter_ in self.filters:
             if filter_.stage != stage:
                 continue
@@ -126,8 +125,8 @@ class Chain:
                 raise
             except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # A user's code: its own error, with the filter's name.
-                if not isinstance(error, Exception):  # sys.exit, say, would end the process without an ending.
+            except BaseException as error:  # User code may raise anything; its error gets the filter's name.
+                if not isinstance(error, Exception):  # sys.exit would end the process without a summary.
                     raise FilterError(f"filter {filter_.name} raised {error!r}") from error
                 if isinstance(error, TypeError | ValueError) and any(s in str(error) for s in _READ_ONLY):
                     raise FilterError(f"filter {filter_.name} tried to change a tag: {error}") from error
@@ -138,7 +137,7 @@ class Chain:
         return judging
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the state of every filter by its place in the chain and its name; FilterError if it is not JSON."""
+        """Return each filter's state by position and name (`0:staleness`); FilterError if one is not plain JSON."""
         return {f"{i}:{f.name}": _state_of(f) for i, f in enumerate(self.filters)}
 
     def load_state_dict(self, states: Mapping[str, Mapping[str, Any]]) -> None:
@@ -165,12 +164,12 @@ class Chain:
 
 
 def _tag(name: str, tag: str, tagger: Tagger, tokens: Sequence[int]) -> Any:
-    """Run a tagger; whatever it raises names its filter."""
+    """Run a tagger; FilterError, with the filter's name, if it raises."""
     try:
         return tagger(tokens)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # A user's code, in the collector.
+    except BaseException as error:  # User code may raise anything; this runs in the collector.
         raise FilterError(f"filter {name}: its tagger {tag!r} raised {error!r}") from error
 
 
@@ -180,8 +179,8 @@ def _state_of(filter_: BaseRolloutFilter) -> dict[str, Any]:
         json.dumps(state)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # A user's code.
+    except BaseException as error:  # User code may raise anything.
         raise FilterError(
-            f"filter {filter_.name}: its state_dict must give plain JSON values, and raised {error!r}"
+            f"filter {filter_.name}: state_dict must return plain JSON values, but raised {error!r}"
         ) from error
     return state

@@ -1,7 +1,6 @@
-"""Many groups as columns: NumPy arrays over groups and samples, for filters that judge at speed.
+"""Many groups as columns: NumPy arrays over groups and samples, for fast filters.
 
-All groups of one `GroupColumns` have the same size. Columns are built from tags once, when they
-are first asked for.
+Invariant: all groups of one `GroupColumns` have the same size. A column is built from tags once, at first use.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +22,11 @@ Integers = NDArray[np.int64]
 
 
 class GroupColumns:
-    """`n` groups of `size` samples. `open` (n) marks groups not dropped yet, `live` and `trained` (n, size)
-    samples as in GroupView. A filter may compute on all rows; only those of open groups count."""
+    """`n` groups of `size` samples.
+
+    `open` (n) marks the groups that are not dropped yet. `live` and `trained` (n, size) mark samples as in GroupView.
+    A filter may compute on all groups; the results for groups that are not open are ignored.
+    """
 
     def __init__(self, groups: Sequence[GroupMeta]) -> None:
         self.groups = groups
@@ -35,7 +37,7 @@ class GroupColumns:
         self.finished = self._finished()
         self.rewarded: Flags = self.finished & np.isfinite(self.rewards)
         self.trained: Flags = self.rewarded & (self.numbers(tag.TRAINABLE_TOKENS) > 0)
-        # Without a token to train a sample gives no gradient: its reward must not make a flat group look mixed.
+        # A sample without a token to train gives no gradient. Its reward would make a flat group look mixed.
         self.live: Flags = self.trained.copy()
         self.open: Flags = np.ones(self.n, dtype=np.bool_)
 
@@ -45,7 +47,7 @@ class GroupColumns:
         return self.numbers(tag.RESPONSE_TOKENS)
 
     def versions(self) -> Integers:
-        """Return the oldest version of each group (n); TagError for one that is not an integer."""
+        """Return the oldest version of each group (n); TagError if one is not an integer."""
         values = [group.group_tag(tag.VERSION) for group in self.groups]
         if set(map(type, values)) - {int}:
             values = [
@@ -55,7 +57,7 @@ class GroupColumns:
         return np.array(values, dtype=np.int64)
 
     def numbers(self, name: str) -> Floats:
-        """Return a numeric per-sample tag as (n, size), NaN where it is None; TagError if it is missing."""
+        """Return a numeric tag per sample as (n, size), with NaN for None; TagError if it is missing."""
         if name not in self._numbers:
             try:
                 rows = [group.tags[name] for group in self.groups]
@@ -78,24 +80,24 @@ class GroupColumns:
         return self._numbers[name]
 
     def live_numbers(self, name: str) -> Floats:
-        """Return `numbers(name)`; TagError if a live sample of an open group has none that is finite."""
+        """Return `numbers(name)`; TagError if that of a live sample of an open group is not finite."""
         values = self.numbers(name)
         bad = ~np.isfinite(values) & self.live & self.open[:, None]
         if bad.any():
             i, j = np.argwhere(bad)[0]
             group = self.groups[int(i)]
             value = group.sample_tag(name)[int(j)]
-            raise TagError(f"{group.keys[int(j)]}: tag {name!r} is {value!r}; a finite number is needed")
+            raise TagError(f"{group.keys[int(j)]}: tag {name!r} is {value!r}; it must be a finite number")
         return values
 
     def live_extremes(self, values: Floats) -> tuple[Floats, Floats]:
-        """Return the least and largest of `values` over live samples, per group (inf, -inf where none)."""
+        """Return smallest and largest of `values` over the live samples of each group (inf, -inf without any)."""
         low = np.where(self.live, values, np.inf).min(axis=1)
         high = np.where(self.live, values, -np.inf).max(axis=1)
         return low, high
 
     def live_means(self, values: Floats) -> Floats:
-        """Return the mean of `values` over live samples, per group; NaN where there is none."""
+        """Return the mean of `values` over the live samples of each group (NaN without any)."""
         counts = self.live.sum(axis=1)
         sums = np.where(self.live, values, 0.0).sum(axis=1)
         means: Floats = np.divide(sums, counts, out=np.full(self.n, np.nan), where=counts > 0)
@@ -118,14 +120,14 @@ def _number(key: str, name: str, value: Any) -> float:
             return float(value)
     except (TypeError, OverflowError):
         pass
-    raise TagError(f"{key}: tag {name!r} is {value!r}; a finite number is needed")
+    raise TagError(f"{key}: tag {name!r} is {value!r}; it must be a finite number")
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnVerdict:
     """Verdicts on many groups: by reason, which groups to drop (n), and which samples to mask (n, size).
 
-    A mask says as well whether the masked samples keep their reward. What is named in neither is kept.
+    A mask is a pair: the flags, and whether the masked samples keep their reward. All other groups are kept.
     """
 
     drops: Mapping[str, Flags] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The state of a judgement of many groups, in columns: who is open, live, masked, dropped, and why."""
+"""The state of judging many groups, in columns: which are open, live, masked or dropped, and why."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,9 +22,9 @@ FRONT_END = "front_end"
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The chain's word on one group. `masked` maps sample index to reason; `live` as in GroupView.
+    """The chain's verdict on one group. `masked` maps sample index to reason; `live` as in GroupView.
 
-    `rescued` holds the reasons for which no later filter can drop it.
+    `rescued` holds the reasons for which later filters cannot drop the group.
     """
 
     group: GroupMeta
@@ -38,9 +38,9 @@ class Judgement:
 
 @dataclass(slots=True)
 class FilterStats:
-    """What one filter has done: groups judged and dropped, samples masked, by reason; seconds taken.
+    """What one filter has done: groups judged, groups dropped and samples masked by reason, and seconds taken.
 
-    `drop_reasons` and `mask_reasons` are those to show in the metrics before they occur.
+    `drop_reasons` and `mask_reasons` are in the metrics before they occur.
     """
 
     judged: int = 0
@@ -52,7 +52,7 @@ class FilterStats:
     mask_reasons: set[str] = field(default_factory=set)
 
     def metrics(self, name: str) -> dict[str, float]:
-        """Return the figures of filter `name` so far, by metric; each reason by its last word."""
+        """Return the counts of filter `name` so far, by metric; a reason goes without the filter's name."""
         kinds = ((DROPPED_GROUPS, self.dropped, self.drop_reasons), (MASKED_SAMPLES, self.masked, self.mask_reasons))
         by_reason = {
             f"{kind}/{reason.removeprefix(f'{name}/')}": float(counts[reason])
@@ -67,7 +67,7 @@ class FilterStats:
         return {f"{FILTERS}/{name}/{figure}": n for figure, n in (figures | by_reason).items()}
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures as plain values."""
+        """Return the counts as plain values."""
         return {
             "judged": self.judged,
             "dropped": dict(self.dropped),
@@ -87,7 +87,8 @@ class Judging:
         self.dropped: NDArray[np.int16] = np.zeros(columns.n, dtype=np.int16)
         self.masked: NDArray[np.int16] = np.zeros((columns.n, columns.size), dtype=np.int16)
         self._rescued: dict[str, Flags] = {}
-        # Rewards without a token to train; each counts once a filter asks for it to be kept.
+        # Samples with a reward and no token to train. Their reward counts only if a filter asks to keep it: an empty
+        # response would otherwise make a flat group look mixed.
         self._waiting: Flags = columns.rewarded & ~columns.live
         self._frozen: dict[int, GroupMeta] = {}
         _lock(columns)
@@ -98,7 +99,7 @@ class Judging:
         return {reason: int(n) for reason, n in zip(self.reasons, found, strict=True) if n}
 
     def judgements(self) -> list[Judgement]:
-        """Return one Judgement a group."""
+        """Return one Judgement per group."""
         columns = self.columns
         out = []
         for i, group in enumerate(columns.groups):
@@ -118,7 +119,7 @@ class Judging:
         return out
 
     def mask_unusable(self, stats: FilterStats) -> None:
-        """Mask samples without a usable reward or without tokens to train; failed ones have their fate."""
+        """Mask samples without a finite reward or without a token to train; failed samples have a fate already."""
         columns = self.columns
         for reason, flags in (
             (NAN_REWARD, columns.finished & ~columns.rewarded),
@@ -129,7 +130,7 @@ class Judging:
                 stats.masked[reason] += int(flags.sum())
 
     def carry_on(self, judgements: Sequence[Judgement]) -> None:
-        """Take over what earlier filters masked and rescued, and which samples are live."""
+        """Start from the judgements of an earlier stage: what was masked and rescued, and which samples are live."""
         live = np.zeros_like(self.columns.live)
         trained = np.zeros_like(self.columns.trained)
         for i, judgement in enumerate(judgements):
@@ -142,7 +143,7 @@ class Judging:
         _lock(self.columns)
 
     def drop(self, reason: str, by: str, flags: Flags, stats: FilterStats, *, liftable: bool = True) -> None:
-        """Drop the open groups in `flags`; if `liftable`, but for those rescued from this reason."""
+        """Drop the open groups in `flags`; if `liftable`, without those that were rescued from this reason."""
         hit = flags & self.columns.open
         if liftable:
             for name in {reason, reason.rpartition("/")[2]} & set(self._rescued):
@@ -155,9 +156,10 @@ class Judging:
         _lock(self.columns)
 
     def mask(self, reason: str, by: str, flags: Flags, *, keep_reward: bool, stats: FilterStats) -> None:
-        """Mask the samples in `flags` that open groups would train; without their reward they are not live.
+        """Mask the samples in `flags` that open groups would train.
 
-        With it, one that has nothing to train, and so did not count, counts from now on.
+        Without `keep_reward` they are no longer live. With it, a sample that has a reward and no token to train
+        becomes live.
         """
         columns = self.columns
         flags = flags & columns.open[:, None]
@@ -177,7 +179,7 @@ class Judging:
             self.drop(namespaced(name, reason), name, flags, stats)
 
     def open_views(self) -> dict[int, GroupView]:
-        """Return views of the open groups by their place."""
+        """Return views of the open groups, by position."""
         columns = self.columns
         return {
             int(i): GroupView(self._freeze(int(i)), _indexes(columns.live[i]), _indexes(columns.trained[i]))
@@ -187,7 +189,7 @@ class Judging:
     def apply(
         self, filter_: BaseRolloutFilter, views: Mapping[int, GroupView], verdicts: list[Verdict], stats: FilterStats
     ) -> None:
-        """Take a filter's verdicts on single groups, after checking them."""
+        """Check a filter's verdicts on single groups and apply them."""
         _check_verdicts(filter_, list(views.values()), verdicts)
         n, size = self.columns.n, self.columns.size
         drops: dict[str, Flags] = {}
@@ -227,7 +229,7 @@ class Judging:
 
 
 def _lock(columns: GroupColumns) -> None:
-    """Make the flags read-only, so that a filter that writes to them is caught."""
+    """Make the flags read-only, so that a filter that writes to them raises."""
     for flags in (columns.open, columns.live, columns.trained):
         flags.flags.writeable = False
 
@@ -237,23 +239,23 @@ def _indexes(flags: NDArray[np.bool_]) -> tuple[int, ...]:
 
 
 def namespaced(name: str, reason: str) -> str:
-    """Return a filter's reason as counts and logs write it."""
+    """Return a reason as counts and logs write it: `zero_std` of zero_std stays, else `length/too_long`."""
     return reason if reason == name else f"{name}/{reason}"
 
 
 def check_column_verdict(filter_: BaseRolloutFilter, verdict: Any, columns: GroupColumns) -> None:
     if not isinstance(verdict, ColumnVerdict):
-        raise FilterError(f"filter {filter_.name} said {verdict!r}; judge_columns returns a ColumnVerdict")
+        raise FilterError(f"filter {filter_.name} returned {verdict!r}; judge_columns must return a ColumnVerdict")
     shapes: list[tuple[str, Flags, tuple[int, ...]]]
     shapes = [(reason, flags, (columns.n,)) for reason, flags in verdict.drops.items()]
     shapes += [(reason, flags, (columns.n, columns.size)) for reason, (flags, _) in verdict.masks.items()]
     for reason, flags, shape in shapes:
         if not (reason and isinstance(reason, str)):
-            raise FilterError(f"filter {filter_.name} gave {reason!r} as reason; a reason is a word")
+            raise FilterError(f"filter {filter_.name} gave the reason {reason!r}; a reason is a non-empty string")
         if flags.shape != shape or flags.dtype != np.bool_:
             raise FilterError(
-                f"filter {filter_.name} answered {reason!r} with {flags.dtype} of shape {flags.shape}; "
-                f"it must be bool of shape {shape}, so that no group is dropped, added or split"
+                f"filter {filter_.name} returned {flags.dtype} of shape {flags.shape} for {reason!r}; "
+                f"it must be bool of shape {shape}, one per group or sample"
             )
 
 
@@ -261,18 +263,18 @@ def _check_verdicts(filter_: BaseRolloutFilter, views: Sequence[GroupView], verd
     if len(verdicts) != len(views):
         raise FilterError(
             f"filter {filter_.name} gave {len(verdicts)} verdicts for {len(views)} groups; "
-            "it may not drop, add or split groups itself"
+            "it must return one per group, in order"
         )
     for view, verdict in zip(views, verdicts, strict=True):
         if not isinstance(verdict, Verdict):
             raise FilterError(
-                f"filter {filter_.name} said {verdict!r} of {view.meta.row}; "
-                "say keep(), drop(reason), mask(...) or rescue(reasons)"
+                f"filter {filter_.name} returned {verdict!r} for {view.meta.row}; "
+                "it must return keep(), drop(reason), mask(...) or rescue(reasons)"
             )
         if any(not isinstance(i, int) or not 0 <= i < view.size for i in verdict.samples):
             raise FilterError(f"filter {filter_.name} masked samples {verdict.samples} of a group of {view.size}")
         if verdict.kind in (Kind.DROP, Kind.MASK) and not (verdict.reason and isinstance(verdict.reason, str)):
             raise FilterError(
-                f"filter {filter_.name} gave {verdict.reason!r} as reason to {verdict.kind} {view.meta.row}; "
-                "a reason is a word, which counts and logs show"
+                f"filter {filter_.name} gave the reason {verdict.reason!r} to {verdict.kind} {view.meta.row}; "
+                "a reason is a non-empty string, which counts and logs show"
             )

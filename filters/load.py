@@ -56,7 +56,7 @@ def load_class(name: str) -> type[BaseRolloutFilter]:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ConfigError(
-                f"filter {name!r} is unknown{hint}; known are {', '.join(known)}, and module:Class for your own"
+                f"filter {name!r} is unknown{hint}; known filters are {', '.join(known)}, and module:Class for your own"
             )
         found = load_object(points[name].value, option=f"filter {name}, an entry point:")
     if not (inspect.isclass(found) and issubclass(found, BaseRolloutFilter)):
@@ -65,7 +65,7 @@ def load_class(name: str) -> type[BaseRolloutFilter]:
 
 
 def build_filter(entry: Mapping[str, Any]) -> BaseRolloutFilter:
-    """Build one filter from a configuration entry; parameters are checked by its own signature."""
+    """Build one filter from a configuration entry; ConfigError if its parameters do not fit its constructor."""
     name = entry["name"]
     parameters = {key: value for key, value in entry.items() if key != "name"}
     filter_class = load_class(name)
@@ -81,7 +81,7 @@ def build_filter(entry: Mapping[str, Any]) -> BaseRolloutFilter:
 
 
 def _check_parameters(name: str, filter_class: type[BaseRolloutFilter], parameters: Mapping[str, Any]) -> None:
-    """Check names and, where they are annotated, types, by the constructor's signature; ConfigError if not."""
+    """Check parameters against the constructor's signature, with types if annotated; ConfigError if they do not fit."""
     known = parameters_of(filter_class)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(filter_class).parameters.values())
     for key in parameters:
@@ -94,7 +94,7 @@ def _check_parameters(name: str, filter_class: type[BaseRolloutFilter], paramete
         raise ConfigError(f"filter {name} needs {', '.join(required)}; asyncrl filters show {name} explains it")
     try:
         hints = get_type_hints(filter_class.__init__)
-    except Exception:  # An annotation may name what exists for type checkers only, or be no type at all.
+    except Exception:  # An annotation may not be a type at run time; then only names are checked.
         return
     for key, value in parameters.items():
         if key in hints and not _fits(value, hints[key]):
@@ -102,24 +102,24 @@ def _check_parameters(name: str, filter_class: type[BaseRolloutFilter], paramete
 
 
 def written_type(hint: Any) -> str:
-    """Write a type as a reader of YAML would."""
+    """Return a type as text for readers of YAML: `int | null`, not `int | None`."""
     return re.sub(r"\b(collections\.abc|typing)\.", "", inspect.formatannotation(hint)).replace("None", "null")
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Say whether a YAML value is of a type, as written: no text for a number, no true for 1."""
+    """Return whether a YAML value has a type, strictly: text is not a number, and true is not 1."""
     try:
-        # By way of JSON, where a list may stand for a tuple.
+        # Through JSON, because a list in YAML may stand for a tuple, which strict Python mode refuses.
         TypeAdapter(hint).validate_json(json.dumps(value), strict=True)
     except ValidationError:
         return False
-    except (PydanticUserError, TypeError):  # No type of YAML; the constructor has the word.
+    except (PydanticUserError, TypeError):  # YAML cannot express this type; the constructor checks it.
         return True
     return True
 
 
 def flatten_chain(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return entries with nested chains (`{name: chain, filters: [...]}`) put in place, in order."""
+    """Return the entries in order, with nested chains (`{name: chain, filters: [...]}`) replaced by their filters."""
     flat: list[Mapping[str, Any]] = []
     for entry in entries:
         if entry["name"] != "chain":
@@ -148,7 +148,7 @@ def object_name(filter_: BaseRolloutFilter) -> str:
 
 
 def check_objects(filters: Sequence[BaseRolloutFilter]) -> tuple[BaseRolloutFilter, ...]:
-    """Return filters that a caller gives as objects; TypeError for what is not one."""
+    """Return filters that a caller gives as objects; TypeError if one is not a filter."""
     if isinstance(filters, str | BaseRolloutFilter) or not isinstance(filters, Iterable):
         raise TypeError(f"filters is {filters!r}; it must be a list of filter objects, as in filters=[ShortOnly()]")
     given = tuple(filters)
@@ -180,7 +180,7 @@ def build_chain(
     refills = {f.refill for f in filters if isinstance(f, DynamicSampling)}
     if len(refills) > 1:
         raise ConfigError(
-            "filters: dynamic_sampling is there more than once with different max_attempts or on_exhausted; "
-            "a batch has one budget, so give all of them the same"
+            "filters: dynamic_sampling occurs more than once with different max_attempts or on_exhausted; "
+            "a batch has one budget, so all of them must be equal"
         )
     return Chain(filters, min_live=min_live, clock=clock)

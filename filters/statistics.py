@@ -1,4 +1,4 @@
-"""What the run has seen so far, for filters that look back: rewards by prompt and by dataset."""
+"""Rewards of a run so far, by prompt and by dataset, for filters that look back."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from asyncrl.engine.records.group import is_live_reward
 
 
 class Tally:
-    """Groups and samples seen, and the sum of their finite rewards."""
+    """Number of groups, number of samples with a finite reward, and the sum of those rewards."""
 
     __slots__ = ("groups", "rewards", "samples")
 
@@ -20,12 +20,12 @@ class Tally:
 
     @property
     def mean(self) -> float | None:
-        """Mean reward; None before there is any."""
+        """Mean reward; None before the first."""
         return self.rewards / self.samples if self.samples else None
 
 
 class RunningStatistics:
-    """Tallies by prompt and dataset of all groups judged, updated after each judgement; a prompt not seen has none."""
+    """Tallies of all judged groups by prompt and by dataset. A prompt that was not seen yet has no tally."""
 
     def __init__(self) -> None:
         self.prompts: dict[int | str, Tally] = {}
@@ -42,7 +42,7 @@ class RunningStatistics:
                 tally.samples += len(rewards)
                 tally.rewards += sum(rewards)
 
-    # The integer 1 and the string "1" are two prompts.
+    # JSON keys are text: without `dumps` the prompts 1 and "1" would become one.
     def state_dict(self) -> dict[str, Any]:
         return {
             "prompts": {json.dumps(k): [t.groups, t.samples, t.rewards] for k, t in self.prompts.items()},

@@ -1,4 +1,4 @@
-"""For tests of your own filters: groups made by hand, and `check_filter`, which runs a filter through its contract.
+"""For tests of your own filters: `make_group` makes groups by hand, `check_filter` checks a filter's contract.
 
 from asyncrl.filters.testing import check_filter, make_group
 
@@ -32,7 +32,7 @@ _FRONT_END_REASONS = {FEW_LIVE, NAN_REWARD, NO_TOKENS}
 
 
 class FilterContractError(AssertionError):
-    """A filter broke its contract; the message says which part, and shows the group."""
+    """A filter broke its contract; the message names the filter and the part."""
 
 
 def make_group(
@@ -45,9 +45,9 @@ def make_group(
     truncated: Sequence[int] = (),
     **tags: Any,
 ) -> GroupMeta:
-    """Make a group as the data plane returns it: one sample a reward, further tags by keyword.
+    """Make a group as the data plane returns it, with one sample per reward and more tags as keywords.
 
-    `failed` and `truncated` name samples by index; a failed one has no reward and no tokens.
+    `failed` and `truncated` name samples by index; a failed sample has no reward and no tokens.
     """
     size = len(rewards)
     tokens = [0 if i in failed else n for i, n in enumerate(lengths or [8] * size)]
@@ -74,7 +74,7 @@ def make_context(trainer_version: int = TRAINER_VERSION, *, step: int = 0, seed:
 
 
 def judge(filter_: BaseRolloutFilter, *groups: GroupMeta, context: FilterContext | None = None) -> list[Judgement]:
-    """Judge groups by one filter, in the chain that also guards it in a run, at the filter's own stage."""
+    """Judge groups with one filter, in a chain as in a run, at the filter's stage."""
     chain, context = Chain([filter_]), context or make_context()
     judgements = chain.judge(groups, context)
     if not chain.needs_logprobs:
@@ -91,8 +91,8 @@ def check_filter(
 ) -> None:
     """Run a filter through its contract; FilterContractError names the first part that it breaks.
 
-    `make` is a class without needed parameters, or a function that builds the filter. `tags` gives
-    the further tags that the filter reads, for any group.
+    `make` is a filter class that needs no parameters, or a function that builds the filter. `tags` returns, for any
+    group, the additional tags that the filter reads.
     """
     groups = [_with(group, tags) for group in _sample_groups()]
     _check_declaration(make())
@@ -111,7 +111,7 @@ def _with(group: GroupMeta, tags: Callable[[GroupMeta], dict[str, Any]]) -> Grou
 
 
 def _filler_tags(group: GroupMeta) -> dict[str, Any]:
-    """Tags of the built-in taggers, so that filters on them can be checked without a collector."""
+    """Return tags like those of the built-in taggers, so that filters that read them can be checked."""
     return {
         "response_hash": [i % 3 for i in range(group.size)],
         "repetition_4": [0.1 * (i % 8) for i in range(group.size)],
@@ -121,7 +121,7 @@ def _filler_tags(group: GroupMeta) -> dict[str, Any]:
 
 
 def _sample_groups() -> list[GroupMeta]:
-    """Return ordinary and odd groups: flat, mixed, huge, empty and long responses, NaN, None, failures, old ones."""
+    """Return ordinary and odd groups: flat, mixed, huge rewards, empty and long responses, NaN, None, failed, old."""
     rows: list[dict[str, Any]] = [
         {"rewards": [0.0, 1.0, 0.0, 1.0]},
         {"rewards": [1.0, 1.0, 1.0, 1.0]},
@@ -142,21 +142,21 @@ def _fail(filter_: BaseRolloutFilter, what: str) -> FilterContractError:
 
 
 def _judged(
-    filter_: BaseRolloutFilter, groups: Sequence[GroupMeta], what: str = "judges any group"
+    filter_: BaseRolloutFilter, groups: Sequence[GroupMeta], what: str = "must judge any group"
 ) -> list[tuple[Any, ...]]:
-    """Return judgements as plain tuples; an error becomes a FilterContractError that says what was checked."""
+    """Return judgements as plain tuples; FilterContractError, with `what` was checked, if the filter raises."""
     try:
         judgements = judge(filter_, *groups)
     except (FilterError, TagError) as error:
         raise _fail(filter_, str(error)) from error
-    except Exception as error:  # A user's code may raise anything; here that is a finding.
+    except Exception as error:  # User code may raise anything; here that is a finding.
         raise _fail(filter_, f"{what}, but raised {error!r}") from error
     return [(j.dropped, tuple(sorted(j.masked.items())), j.live, j.trained) for j in judgements]
 
 
 def _check_declaration(filter_: BaseRolloutFilter) -> None:
     if not (isinstance(filter_, BaseRolloutFilter) and isinstance(filter_.name, str) and filter_.name):
-        raise FilterContractError(f"{filter_!r} is no BaseRolloutFilter with a name")
+        raise FilterContractError(f"{filter_!r} is not a BaseRolloutFilter with a name")
     if not (isinstance(filter_.requires, tuple) and all(isinstance(tag, str) for tag in filter_.requires)):
         raise _fail(filter_, f"requires is {filter_.requires!r}; it must be a tuple of tag names")
     odd = sorted(set(filter_.age_reasons) - {*filter_.drop_reasons, *filter_.mask_reasons})
@@ -165,7 +165,7 @@ def _check_declaration(filter_: BaseRolloutFilter) -> None:
 
 
 def _check_verdicts(make: Callable[[], BaseRolloutFilter], groups: Sequence[GroupMeta]) -> None:
-    """Any group gets a valid verdict, alone and with others."""
+    """Check that any group gets a valid verdict, alone and with others."""
     for group in groups:
         _judged(make(), [group])
     _judged(make(), groups)
@@ -177,8 +177,8 @@ def _check_tags_stay(make: Callable[[], BaseRolloutFilter], groups: Sequence[Gro
     views = [GroupView.of(group) for group in groups if len(GroupView.of(group).live) >= 2]
     try:
         verdicts = list(filter_.judge_many(tuple(views), make_context()))
-    except Exception as error:  # A user's code may raise anything; here that is a finding.
-        raise _fail(filter_, f"judges read-only groups, but raised {error!r}") from error
+    except Exception as error:  # User code may raise anything; here that is a finding.
+        raise _fail(filter_, f"must judge read-only groups, but raised {error!r}") from error
     if len(verdicts) != len(views):
         raise _fail(filter_, f"gave {len(verdicts)} verdicts for {len(views)} groups")
     if repr(before) != repr([dict(group.tags) for group in groups]):
@@ -204,16 +204,16 @@ def _check_state(make: Callable[[], BaseRolloutFilter], groups: Sequence[GroupMe
         raise _fail(old, f"state_dict does not go through JSON: {error}") from error
     try:
         new.load_state_dict(saved)
-    except Exception as error:  # A user's code may raise anything; here that is a finding.
-        raise _fail(old, f"load_state_dict does not take back what state_dict gave: {error!r}") from error
+    except Exception as error:  # User code may raise anything; here that is a finding.
+        raise _fail(old, f"load_state_dict cannot load what state_dict returned: {error!r}") from error
     if _judged(old, groups) != _judged(new, groups):
         raise _fail(old, "judges differently after its state was saved and loaded; state_dict leaves something out")
 
 
 def _check_sizes(make: Callable[[], BaseRolloutFilter], tags: Callable[[GroupMeta], dict[str, Any]]) -> None:
-    """No group, two samples, and thousands of groups."""
+    """Check no group, a group of two samples, and thousands of groups."""
     if _judged(make(), []) != []:
-        raise _fail(make(), "judged something where there was nothing")
+        raise _fail(make(), "returned judgements for no groups")
     if list(make().judge_many((), make_context())):
         raise _fail(make(), "judge_many gave verdicts for no groups")
     _judged(make(), [_with(make_group([0.0, 1.0]), tags)])
@@ -222,11 +222,13 @@ def _check_sizes(make: Callable[[], BaseRolloutFilter], tags: Callable[[GroupMet
     ]
     reasons = {dropped for dropped, *_ in _judged(make(), many)}
     if len(reasons) > _MAX_REASONS:
-        raise _fail(make(), f"gave {len(reasons)} different reasons; a reason is a word that counts can show")
+        raise _fail(
+            make(), f"gave {len(reasons)} different reasons; give few reasons, because each is counted by itself"
+        )
 
 
 def _check_columns(make: Callable[[], BaseRolloutFilter], groups: Sequence[GroupMeta]) -> None:
-    """`judge_columns`, where there is one, says what `judge` says: the same drops, masks and live samples."""
+    """Check that `judge_columns`, if there is one, gives the same drops, masks and live samples as `judge`."""
     filter_ = make()
     if not filter_.judges_columns:
         return
@@ -234,11 +236,13 @@ def _check_columns(make: Callable[[], BaseRolloutFilter], groups: Sequence[Group
     for group, by_column, alone in pairs:
         for what, columns, single in zip(("dropped", "masked", "live", "trained"), by_column, alone, strict=True):
             if columns != single:
-                raise _fail(filter_, f"judge_columns says {columns!r} of {group.row} ({what}), judge says {single!r}")
+                raise _fail(
+                    filter_, f"judge_columns gives {columns!r} for {group.row} ({what}), judge gives {single!r}"
+                )
 
 
 class _OneByOne(BaseRolloutFilter):
-    """Has another filter judge group by group, without its columns."""
+    """Lets another filter judge group by group, without `judge_columns`."""
 
     def __init__(self, filter_: BaseRolloutFilter) -> None:
         self._filter = filter_
@@ -254,7 +258,7 @@ class _OneByOne(BaseRolloutFilter):
 
 
 def _check_reasons(make: Callable[[], BaseRolloutFilter], groups: Sequence[GroupMeta]) -> None:
-    """A filter that declares its reasons gives no other."""
+    """Check that a filter that declares its reasons gives only those."""
     filter_ = make()
     judged = _judged(filter_, groups)
     dropped = {reason for reason, *_ in judged if reason}
@@ -264,17 +268,17 @@ def _check_reasons(make: Callable[[], BaseRolloutFilter], groups: Sequence[Group
         ("mask_reasons", masked, filter_.mask_reasons),
     ):
         if not (isinstance(declared, tuple) and all(isinstance(reason, str) for reason in declared)):
-            raise _fail(filter_, f"{kind} is {declared!r}; it must be a tuple of words")
+            raise _fail(filter_, f"{kind} is {declared!r}; it must be a tuple of strings")
         allowed = {namespaced(filter_.name, reason) for reason in declared} | _FRONT_END_REASONS
         if declared and not given <= allowed:
             raise _fail(filter_, f"gave {sorted(given - allowed)}; {kind} is {declared!r}")
 
 
 def _check_required(make: Callable[[], BaseRolloutFilter], group: GroupMeta) -> None:
-    """A missing tag is an error that names filter and tag, before anything is dropped."""
+    """Check that a missing tag is an error with the names of filter and tag, before anything is dropped."""
     for name in make().requires:
         if name not in group.tags:
-            raise _fail(make(), f"requires tag {name!r}, which check_filter has not; give it by tags=")
+            raise _fail(make(), f"requires tag {name!r}, which check_filter does not know; give it with tags=")
         bare = GroupMeta(group.keys, {k: v for k, v in group.tags.items() if k != name})
         try:
             judge(make(), bare)

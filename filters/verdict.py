@@ -32,21 +32,22 @@ def keep() -> Verdict:
 
 
 def drop(reason: str) -> Verdict:
-    """Drop the whole group; no later filter sees it, unless an earlier one rescued it."""
+    """Drop the whole group, unless an earlier filter rescued it from this reason; later filters do not see it."""
     return Verdict(Kind.DROP, reason=reason)
 
 
 def mask(samples: Iterable[int], reason: str, *, keep_reward: bool) -> Verdict:
     """Train on the group without these samples.
 
-    With `keep_reward` their rewards still count in the group's statistics, also where a response has no
-    token to train; without it the samples are as if they had never been.
+    With `keep_reward` their rewards still count in the group's statistics, also if a response has no token to
+    train. Without it they do not count. Example: rewards 0, 0, 1, of which the 1 is masked. With its reward kept the
+    mean is 1/3 and the other two have negative advantages; without it the mean is 0 and the group is flat.
     """
     return Verdict(Kind.MASK, reason=reason, samples=tuple(samples), keep_reward=keep_reward)
 
 
 def rescue(reasons: Iterable[str]) -> Verdict:
-    """Lift later drops of this group for these reasons; TypeError for a bare string."""
+    """Protect the group from later drops for these reasons; TypeError if `reasons` is a string."""
     if isinstance(reasons, str):
         raise TypeError(f"rescue takes a list of reasons; write rescue([{reasons!r}])")
     return Verdict(Kind.RESCUE, rescued=frozenset(reasons))

@@ -17,12 +17,12 @@ from asyncrl.trainers.planning.layouts import by_locality, in_lockstep, in_order
 from asyncrl.trainers.planning.samples import Floats, Ints, Layout, Samples, loads_of, stable_order
 
 Cost = Callable[[Ints], Floats] | Mapping[str, float]
-"""What samples cost: a function of an array of their tokens (padded), or a number for each key."""
+"""The cost of samples: a function of an array of their padded tokens, or a number per key."""
 Order = Literal["costliest_first", "cheap_ends"]
 
 
 def over_budget(lengths: Mapping[str, int], budget_tokens: int, *, align: int = 1) -> list[str]:
-    """Return the keys whose sample alone, padded to a multiple of `align`, is over the budget."""
+    """Return the keys of the samples that, padded to a multiple of `align`, are over the budget by themselves."""
     longest = budget_tokens // align * align
     return sorted(key for key, tokens in lengths.items() if tokens > longest)
 
@@ -43,27 +43,26 @@ def plan_batch(
 ) -> Plan:
     """Pack samples (key to tokens) into micro-batches and those onto `ranks`.
 
-    Micro-batches are as few as hold the samples, in a multiple of `ranks`; ranks are evened out by
-    `cost` (default: padded tokens). Bins without a sample become fillers that repeat the shortest
-    sample with weight zero. ValueError for no samples, or one over the budget.
+    The number of micro-batches is the smallest multiple of `ranks` that holds the samples. Ranks are balanced by
+    `cost` (default: padded tokens). Bins without a sample become fillers, which repeat the shortest sample with weight
+    zero. ValueError if there are no samples, or if one is over the budget.
 
     Worst and best fit pack; longest-first assignment and swaps balance; subset sums fill nearly full batches;
     Karmarkar-Karp differencing balances few samples; groups are laid end to end and cut. `trainers/planning/` has a
     file for each, which says what figure it buys. Example: lengths 9, 8, 7, 2, 1 on two ranks with a budget of 12
     make two micro-batches per rank, 12 tokens (9; 2 and 1) against 15 (8; 7), the most even there is.
 
-    align: each sample takes a multiple of this many tokens of the budget (tensor and context parallelism).
-    groups: key to group; a group's samples go to one rank, or two, where that takes no more micro-batches
-        and no rank's cost exceeds for it the mean by more than `tolerance`, or the heaviest rank's without.
-    updates: optimizer updates of the batch, each planned, balanced and filled by itself, with nearly
-        equal numbers of samples (fewer updates if there are fewer samples).
-    forward_only: a stage that updates nothing, with a budget of its own: ranks may differ in micro-batches,
-        and none is a filler.
-    balance: false keeps the mapping's order, neighbours together, so that the plan depends on it.
-    order: of a rank's micro-batches: costliest first, so that all ranks compute alike at any time; or
-        cheap ones at both ends, where a pipeline fills and drains: its stages idle (p - 1) times the time of
-        the micro-batches there (D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
-        Clusters Using Megatron-LM", 2021, section 2.2).
+        align: each sample takes a multiple of this many tokens of the budget (tensor and context parallelism).
+        groups: key to group. A group's samples go to one rank or two, if that takes no more micro-batches and no
+        rank's cost is over the mean by more than `tolerance`, or over that of the heaviest rank of a plan without
+        groups. updates: optimizer updates of the batch, each planned, balanced and filled by itself, with nearly
+        equal numbers of samples (fewer updates if there are fewer samples). forward_only: for a stage without an
+        update; ranks may differ in micro-batches, and there are no fillers. balance: false keeps the mapping's order,
+        with neighbours together, so the plan depends on it. order: the order of a rank's micro-batches. Costliest
+        first: ranks compute micro-batches of similar cost at any time. Cheap ends: cheap ones come first and last,
+        where a pipeline of p stages fills and drains and idles (p - 1) times the time of the micro-batches there (D.
+        Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021,
+        section 2.2).
     """
     if not lengths:
         raise ValueError("nothing to plan: the batch has no samples")
@@ -106,7 +105,7 @@ def _too_long(lengths: Mapping[str, int], budget_tokens: int, align: int) -> str
 def _samples(
     lengths: Mapping[str, int], *, cost: Cost | None, align: int, groups: Mapping[str, str] | None, ordered: bool
 ) -> Samples:
-    """Return the samples in order of keys, or as they came; each is looked up as it came, since that is fast."""
+    """Return the samples in order of keys, or as they came."""
     keys = list(lengths)
     order = np.array(sorted(range(len(keys)), key=keys.__getitem__)) if ordered else np.arange(len(keys))
     tokens = np.fromiter(lengths.values(), np.int64, len(keys))[order]
@@ -147,7 +146,7 @@ def _batches(samples: Samples, layout: Layout) -> list[MicroBatch]:
 
 
 def _places(layout: Layout, batches: list[MicroBatch], *, order: Order | None) -> Ints:
-    """Return the bins in the order in which they go to their ranks; None: as they are, fillers last."""
+    """Return the bins in the order in which they go to their ranks; `order` None: unchanged, fillers last."""
     if order is None:
         return np.arange(len(batches))
     costs = np.array([0.0 if batch.filler else batch.cost for batch in batches])

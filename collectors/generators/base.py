@@ -1,4 +1,4 @@
-"""What a collector asks of a generator."""
+"""The interface between collector and generator."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ def _nothing(decoding: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """Generate one completion per seed for one prompt.
+    """A request for one completion per seed, for one prompt.
 
     The generator calls `turn(True)` when the request begins to decode, and `turn(False)` when it has to wait
     again: two waits, with a limit each. `batch` numbers the groups that were granted together, `peers` of them.
@@ -31,7 +31,7 @@ class GroupRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One completion. `logprobs` are those of the distribution that was sampled, one a token.
+    """One completion. `logprobs` are those of the distribution that was sampled, one per token.
 
     `spans` tile the tokens: (version, first, end). `finished` is False when `max_new_tokens` cut it.
     """
@@ -43,7 +43,7 @@ class Completion:
 
     @property
     def fault(self) -> str | None:
-        """Say what makes it unfit for training: a token without a log-probability, or one that is not finite."""
+        """Return why it cannot be trained on: a token without a log-probability, or one that is not finite."""
         if len(self.logprobs) != len(self.token_ids):
             return f"{len(self.token_ids)} tokens and {len(self.logprobs)} log-probabilities"
         odd = next((at for at, value in enumerate(self.logprobs) if not _finite(value)), None)
@@ -58,13 +58,13 @@ def _finite(value: Any) -> bool:
 
 
 class Generator(Protocol):
-    """Asynchronous generation; cancelling a `generate` gives its place up."""
+    """Asynchronous generation; cancelling a `generate` frees its place."""
 
     async def run(self) -> None:
         """Serve requests until cancelled; raises what generation raised."""
 
     async def generate(self, request: GroupRequest) -> Sequence[Completion]:
-        """Return one completion a seed, in order."""
+        """Return one completion per seed, in order."""
 
     async def update_weights(self, version: int, state: State) -> Any:
         """Swap all weights; return once the new ones are in force, with what it took where the generator knows."""

@@ -37,7 +37,7 @@ CORE_TAGS = frozenset(
 
 
 def plain_number(value: Any, *, what: str) -> float:
-    """Return a number of any library as a float; TypeError for what is not one: text, None, complex, lists.
+    """Return a number of any library as a float; TypeError if it is not a number: text, None, complex, lists.
 
     By type: `float("1")` is 1.0, and so is `float(numpy.str_("1"))`, where a parser of answers returned its text.
     """
@@ -93,5 +93,5 @@ class Task(ABC):
         """Reward one response (decoded, without the end token)."""
 
     def examples(self) -> Sequence[tuple[str, str]]:
-        """Return (prompt, answer) pairs for the supervised warm-up."""
+        """Return (prompt, answer) pairs for the SFT warm-up."""
         return [(prompt.text, prompt.answer) for prompt in self.prompts()]

@@ -17,7 +17,7 @@ BUILT_IN: Mapping[str, type[Task]] = {"echo": Echo, "reverse": Reverse, "sleepy"
 
 
 def load_task(name: str, options: Mapping[str, Any]) -> Task:
-    """Build a task; ConfigError for an unknown name, a class that is no Task, or bad options."""
+    """Build a task; ConfigError if the name is unknown, the class is not a Task, or the options do not fit."""
     kind = task_class(name)
     with user_code(f"task.options {dict(options)} do not fit {name}"):
         task: Task = kind(**options)
@@ -26,7 +26,7 @@ def load_task(name: str, options: Mapping[str, Any]) -> Task:
 
 
 def task_class(name: str) -> type[Task]:
-    """Return a task's class without an object of it: ConfigError for an unknown name, or a class that is no Task."""
+    """Return a task's class; ConfigError if the name is unknown, or the class is not a Task."""
     if name in BUILT_IN:
         found: Any = BUILT_IN[name]
     elif ":" in name:
@@ -44,7 +44,7 @@ def task_class(name: str) -> type[Task]:
 
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """Turn whatever user code raises, `sys.exit()` too, into a ConfigError that opens with `what`."""
+    """Turn anything that user code raises, also `sys.exit()`, into a ConfigError that begins with `what`."""
     try:
         yield
     except (ConfigError, KeyboardInterrupt):

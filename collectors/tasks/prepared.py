@@ -1,4 +1,4 @@
-"""A run's task as it stands before anything starts: built once, its prompts and examples asked for once."""
+"""A run's task before anything starts: built once, with its prompts and examples requested once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from asyncrl.engine.records import Prompt
 
 @dataclass(frozen=True, slots=True)
 class PreparedTask:
-    """`examples` are (prompt, answer), empty where no warm-up asks for them."""
+    """`examples` are (prompt, answer) pairs; empty without an SFT warm-up."""
 
     task: Task
     prompts: Sequence[Prompt]

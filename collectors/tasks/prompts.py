@@ -1,4 +1,4 @@
-"""A task's prompts and warm-up examples: asked for once, checked, and in plain types from then on."""
+"""A task's prompts and examples for the SFT warm-up: requested once, checked, and converted to plain types."""
 
 import operator
 from collections.abc import Sequence
@@ -14,7 +14,8 @@ _LARGEST_ID = 2**63
 
 
 def list_prompts(task: Task, name: str) -> list[Prompt]:
-    """Return one epoch's prompts, their ids plain integers or strings; ConfigError names the prompt that is not fit."""
+    """Return one epoch's prompts, their ids plain integers or strings; ConfigError, with the prompt, if one is not
+    valid."""
     with user_code(f"task.name {name}: prompts() failed"):
         given = list(task.prompts())
     if not given:
@@ -32,7 +33,7 @@ def list_prompts(task: Task, name: str) -> list[Prompt]:
 
 
 def list_examples(task: Task, name: str) -> list[tuple[str, str]]:
-    """Return (prompt, answer) pairs for the supervised warm-up; ConfigError names the pair that is not two texts."""
+    """Return (prompt, answer) pairs for the SFT warm-up; ConfigError, with the pair, if one is not two texts."""
     with user_code(f"task.name {name}: examples() failed"):
         given = list(task.examples())
     if not given:
@@ -49,7 +50,7 @@ def list_examples(task: Task, name: str) -> list[tuple[str, str]]:
 
 
 def _plain_prompt(prompt: Any, what: str) -> Prompt:
-    """Return the prompt with plain values: a subclass of int or str, as NumPy has, can be written in no log."""
+    """Return the prompt with plain values: a log cannot write subclasses of int or str, such as NumPy's."""
     if not isinstance(prompt, Prompt):
         raise ConfigError(f"{what} is {prompt!r}; it must be a Prompt")
     for field in ("text", "dataset"):

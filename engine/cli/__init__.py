@@ -1,4 +1,4 @@
-"""The `asyncrl` command. Heavy imports come after parsing, so help answers at once."""
+"""The `asyncrl` command. Heavy imports come after parsing, so `--help` answers at once."""
 
 import sys
 from io import TextIOWrapper
@@ -53,7 +53,7 @@ def _root(
 
 def main() -> None:
     """Run the command line."""
-    # Text may have what the terminal's encoding has not; that is no reason to fail.
+    # A character that the terminal's encoding lacks would otherwise raise in the middle of a command.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""`asyncrl config`: the resolved configuration, with where each value came from; or what its keys mean."""
+"""`asyncrl config`: prints the resolved configuration with the source of each value, or explains its keys."""
 
 import json
 import textwrap
@@ -14,13 +14,13 @@ from asyncrl.engine.errors import ConfigError
 
 def show_config(
     key: Annotated[
-        str | None, typer.Argument(metavar="[KEY]", help="With --explain: a key, a section, or nothing for all.")
+        str | None, typer.Argument(metavar="[KEY]", help="With --explain: a key or a section; all keys by default.")
     ] = None,
     config: ConfigOption = "default",
     filter_: FilterOption = None,
     set_: SetOption = None,
     explain_: Annotated[
-        bool, typer.Option("--explain", help="Print what keys take, their defaults and what they mean.")
+        bool, typer.Option("--explain", help="Print what each key takes, its default and its meaning.")
     ] = False,
 ) -> None:
     """Print every value in force and its source, or explain keys."""

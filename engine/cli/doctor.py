@@ -1,4 +1,4 @@
-"""`asyncrl doctor`: what this machine has, what is missing, and how to get it."""
+"""`asyncrl doctor`: checks what this machine has, what is missing, and how to get it."""
 
 import importlib.util
 import os
@@ -23,7 +23,7 @@ _NEEDED_SHM_MIB = 64
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check. A finding that is not `ok` and `required` means that `asyncrl train` cannot run."""
+    """One check. If it is `required` and not `ok`, `asyncrl train` cannot run."""
 
     what: str
     ok: bool
@@ -83,7 +83,7 @@ def _package(name: str, wanted: str, *, exact: bool = False) -> Finding:
 
 
 def _loopback() -> Finding:
-    advice = "asyncrl's processes talk over 127.0.0.1; allow listening there"
+    advice = "asyncrl's processes talk over 127.0.0.1; allow them to listen there"
     try:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
@@ -111,15 +111,15 @@ def _shared_memory() -> Finding:
 
 
 def _folder() -> Finding:
-    """Look whether a run's folder can be made here, which is where it goes without --run-dir."""
+    """Check that a run's folder can be made in the current folder, where it goes without --run-dir."""
     runs = Path("runs") if Path("runs").exists() else Path()
     try:
         with tempfile.TemporaryDirectory(dir=runs, prefix=".asyncrl-") as folder:
             (Path(folder) / "events.jsonl").write_bytes(b"\n")
     except OSError as error:
-        advice = "a run writes to runs/ in this folder; go to another one, or name one with --run-dir"
+        advice = "a run writes to runs/ in this folder; change to another folder, or name one with --run-dir"
         return Finding("folder", False, f"{runs.absolute()}: {error.strerror}", advice)
-    return Finding("folder", True, f"{runs.absolute()} can be written to")
+    return Finding("folder", True, f"{runs.absolute()} is writable")
 
 
 def _gpu() -> Finding:

@@ -1,4 +1,4 @@
-"""`asyncrl filters`: what filters there are, what one does, and a start for your own."""
+"""`asyncrl filters`: lists filters, explains one, and writes the first version of your own."""
 
 import inspect
 import keyword
@@ -15,15 +15,17 @@ import typer
 from asyncrl.engine.cli.options import fail
 from asyncrl.engine.errors import ConfigError
 
-app = typer.Typer(help="List, explain and start filters.", invoke_without_command=True, add_completion=False)
+app = typer.Typer(
+    help="List and explain filters, and write new ones.", invoke_without_command=True, add_completion=False
+)
 
-_FILTER = '''"""{title}: says which groups are worth training on."""
+_FILTER = '''"""{title}: decides which groups are worth training on."""
 
 from asyncrl.filters import BaseRolloutFilter, FilterContext, GroupView, Verdict, drop, keep
 
 
 class {title}(BaseRolloutFilter):
-    """Drop (reason `too_long`) groups with a response of more than `max_tokens`."""
+    """Drop groups with a response of more than `max_tokens` tokens (reason `too_long`)."""
 
     requires = ("response_tokens",)
     drop_reasons = ("too_long",)
@@ -36,7 +38,7 @@ class {title}(BaseRolloutFilter):
         return drop("too_long") if longest > self._max_tokens else keep()
 '''
 
-_TEST = '''"""{title} keeps the contract of filters, and does what it says."""
+_TEST = '''"""{title} keeps the contract of filters and drops what it should."""
 
 from asyncrl.filters.testing import check_filter, judge, make_group
 
@@ -55,21 +57,21 @@ def test_it_drops_a_group_with_a_long_response():
 
 @app.callback()
 def filters(context: typer.Context) -> None:
-    """List, explain and start filters; without a command: list them."""
+    """List and explain filters, and write new ones; without a command: list them."""
     if context.invoked_subcommand is None:
         list_filters()
 
 
 @app.command("list")
 def list_filters() -> None:
-    """List all filters: built in, and of installed packages."""
+    """List all filters: the built-in ones and those of installed packages."""
     from asyncrl.filters.load import BUILT_IN, ENTRY_POINT_GROUP
 
     names = [*BUILT_IN, *sorted(point.name for point in entry_points(group=ENTRY_POINT_GROUP))]
     wide = max(map(len, names))
     for name in names:
         typer.echo(f"{name:<{wide}}  {_first_line(name)}")
-    typer.echo("\nasyncrl filters show NAME explains one; asyncrl filters new NAME starts your own.")
+    typer.echo("\nasyncrl filters show NAME explains one; asyncrl filters new NAME writes your own.")
 
 
 @app.command("show")
@@ -80,18 +82,18 @@ def show(name: Annotated[str, typer.Argument(help="A filter's name, or module:Cl
 
 @app.command("new")
 def new(name: Annotated[str, typer.Argument(help="Name of the class, such as ShortOnly.")]) -> None:
-    """Write a filter, its test, and the line for your YAML, into this folder."""
+    """Write a filter and its test into this folder, and print the line for your YAML."""
     if not re.fullmatch(r"[A-Za-z]\w*", name, flags=re.ASCII) or keyword.iskeyword(name):
-        fail(f"filters new {name}: a class name is letters, digits and underscores, and no keyword; such as ShortOnly")
+        fail(f"filters new {name}: a class name has letters, digits and underscores only, as in ShortOnly")
     title = "".join(word[0].upper() + word[1:] for word in name.split("_") if word)
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", title).lower()
     files = {Path(f"{module}.py"): _FILTER, Path(f"test_{module}.py"): _TEST}
     there = [str(path) for path in files if path.exists()]
     if there:
-        fail(f"filters new {name}: {', '.join(there)} is there already; nothing was written")
+        fail(f"filters new {name}: {', '.join(there)} exists already; nothing was written")
     taken = _taken(module)
     if taken:
-        fail(f"filters new {name}: {taken}; choose another name, such as My{title}")
+        fail(f"filters new {name}: {taken}; choose another name, for example My{title}")
     for path, text in files.items():
         try:
             path.write_text(text.replace("{title}", title).replace("{module}", module), encoding="utf-8")
@@ -106,7 +108,7 @@ def new(name: Annotated[str, typer.Argument(help="Name of the class, such as Sho
 
 
 def _taken(module: str) -> str:
-    """Say what a file of this name would hide or be mistaken for; nothing if it is free."""
+    """Return what a file of this name would hide or be mistaken for; empty if the name is free."""
     from asyncrl.filters.load import BUILT_IN
 
     if module in BUILT_IN:
@@ -123,7 +125,7 @@ def _first_line(name: str) -> str:
 
     try:
         return (inspect.getdoc(load_class(name)) or "").partition("\n")[0]
-    except ConfigError as error:  # An installed package whose filter is broken hides no other.
+    except ConfigError as error:  # One broken package must not hide the other filters.
         return f"cannot be loaded: {error}"
 
 
@@ -135,7 +137,7 @@ def _explain(name: str) -> Iterator[str]:
     try:
         found = load_class(name)
     except ConfigError as error:
-        own = f"; for one of {name}.py write {name}:Class" if Path(f"{name}.py").is_file() else ""
+        own = f"; for one in {name}.py, write {name}:Class" if Path(f"{name}.py").is_file() else ""
         fail(f"{error}{own}")
     yield f"{name}: {inspect.getdoc(found) or 'no description'}"
     parameters = inspect.signature(found).parameters.values()

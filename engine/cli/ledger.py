@@ -1,4 +1,4 @@
-"""`asyncrl ledger`: proves that each sample of a run has one fate, or names those that do not."""
+"""`asyncrl ledger`: proves that each sample of a run has exactly one fate, or names those that do not."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,9 +13,9 @@ _SHOWN = 50
 def ledger(
     run: Annotated[str, typer.Argument(metavar="RUN_OR_LOG", help="A run's folder, or one file of its event log.")],
 ) -> None:
-    """Prove that each sample has one fate. Exit code 0: it has; 1: some have not; 2: bad input.
+    """Prove that each sample has exactly one fate. Exit code 0: each has; 1: some have not; 2: bad input.
 
-    Of a log that breaks off nothing is proved: what is open in it is named, and the exit code is 2.
+    For a log that breaks off, samples without a fate are named, nothing is proved, and the exit code is 2.
     """
     from asyncrl.engine.errors import TraceError
     from asyncrl.engine.trace.conservation import prove

@@ -1,4 +1,4 @@
-"""`asyncrl plan show`: a picture of a step's plan, ranks as rows, micro-batches as blocks, a bar between updates."""
+"""`asyncrl plan show`: draws a step's plan. Ranks are rows, micro-batches are blocks, a bar stands between updates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from asyncrl.engine.cli.options import fail
 if TYPE_CHECKING:
     from asyncrl.engine.events.types import Planned, StepEnded
 
-app = typer.Typer(help="Look at how a step was packed onto its ranks.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="Show how the samples of a step were planned onto ranks.", no_args_is_help=True, add_completion=False
+)
 
 _WIDTH = 60
 
@@ -26,9 +28,9 @@ def _plan() -> None:
 @app.command("show")
 def show(
     run: Annotated[str, typer.Argument(help="A run's folder.")],
-    step: Annotated[int | None, typer.Option(help="Which step; the last one if not given.")] = None,
+    step: Annotated[int | None, typer.Option(help="The step to show; the last one by default.")] = None,
 ) -> None:
-    """Print tokens by rank and micro-batch, and how long and how even the ranks were, as planned and as timed.
+    """Print tokens by rank and micro-batch, and the time and balance of the ranks, as planned and as measured.
 
     A block of dots is a filler; a bar stands between optimizer updates.
     """
@@ -37,7 +39,7 @@ def show(
     from asyncrl.engine.trace.recording import Recording
 
     if not Path(run).exists():
-        fail(f"plan show {run}: there is no such folder")
+        fail(f"plan show {run}: the folder does not exist")
     try:
         events = Recording.read(Path(run)).events
     except TraceError as error:
@@ -61,7 +63,7 @@ def show(
     unknown = [key for rank in plans[wanted].ranks for keys in rank for key in keys if key not in lengths]
     if unknown or not any(plans[wanted].ranks):
         what = f"no put of {unknown[0]} with its tokens" if unknown else "no micro-batch"
-        fail(f"plan show --step {wanted}: the log has {what}; it is not whole, or the plan was changed")
+        fail(f"plan show --step {wanted}: the log has {what}; it is not complete, or the plan was changed")
     for line in _picture(plans[wanted], lengths, ended.get(wanted)):
         typer.echo(line)
     if wanted in ended:
@@ -94,7 +96,7 @@ def _picture(plan: Planned, lengths: Mapping[str, int], ended: StepEnded | None)
 
 
 def _ends(updates: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield each update's micro-batches of a rank, and where they end."""
+    """Yield the number of micro-batches of each update, and the position where they end."""
     end = 0
     for count in updates:
         end += count
@@ -102,7 +104,7 @@ def _ends(updates: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _fillers(plan: Planned, updates: Sequence[int]) -> set[tuple[int, int]]:
-    """Return rank and place of the micro-batches that repeat a key of their update; of two alike, the later."""
+    """Return rank and position of micro-batches that repeat a key of their update; of two equal ones, the later."""
     found = set()
     for count, end in _ends(updates):
         part = [(rank, place) for place in range(end - count, end) for rank in range(len(plan.ranks))]
@@ -116,7 +118,7 @@ def _fillers(plan: Planned, updates: Sequence[int]) -> set[tuple[int, int]]:
 
 
 def _seconds(ended: StepEnded | None, rank: int) -> str:
-    """Say what a rank's micro-batches took, beside what was predicted; older logs do not know."""
+    """Return a rank's measured and predicted seconds as text; empty if an older log does not have them."""
     if ended is None or not ended.rank_seconds:
         return ""
     predicted = f"{ended.predicted_seconds[rank]:.3f} s predicted, " if ended.predicted_seconds else ""
@@ -124,19 +126,19 @@ def _seconds(ended: StepEnded | None, rank: int) -> str:
 
 
 def _measured(figures: Mapping[str, float], seconds: float) -> Iterator[str]:
-    """Say how the step went, beside what was predicted; what its log does not know is left out."""
+    """Yield the measured figures of the step beside the predicted ones, without those that the log lacks."""
     from asyncrl.engine import metrics
 
     yield (
         f"costliest rank over the mean: {figures.get(metrics.PLANNED_IMBALANCE, 1.0):.4f} planned, "
-        f"{figures.get(metrics.MEASURED_IMBALANCE, 1.0):.4f} timed; step took {seconds:.3f} s"
+        f"{figures.get(metrics.MEASURED_IMBALANCE, 1.0):.4f} measured; step took {seconds:.3f} s"
     )
     if figures.get(metrics.RANK_SECONDS):
         guess = figures.get(metrics.PREDICTED_SECONDS)
         predicted = f"{guess:.3f} s predicted, " if guess else ""
         yield (
             f"slowest rank: {predicted}{figures[metrics.RANK_SECONDS]:.3f} s measured; "
-            f"of the ranks' time {figures.get(metrics.BUBBLE_FRACTION, 0.0):.1%} waiting for it"
+            f"ranks wait for it during {figures.get(metrics.BUBBLE_FRACTION, 0.0):.1%} of their time"
         )
         yield (
             f"fillers are {figures.get(metrics.FILLER_FRACTION, 0.0):.1%} of the cost, "

@@ -1,4 +1,4 @@
-"""`asyncrl replay`: the same log in, the same decisions out; or what another configuration would have decided."""
+"""`asyncrl replay`: makes a run's decisions again and compares them, or shows those of another configuration."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ if TYPE_CHECKING:
 
 def replay(
     run: Annotated[str, typer.Argument(metavar="RUN_OR_LOG", help="A run's folder, or one file of its event log.")],
-    max_staleness: Annotated[str | None, typer.Option(metavar="N", help="What if the bound on age were this?")] = None,
+    max_staleness: Annotated[
+        str | None, typer.Option(metavar="N", help="Show what this bound on age would have decided.")
+    ] = None,
     filter_: FilterOption = None,
     set_: SetOption = None,
     step: Annotated[int | None, typer.Option(metavar="N", help="Rebuild the loss inputs of this step.")] = None,
-    out: Annotated[str | None, typer.Option(metavar="FILE", help="Where --step writes them (safetensors).")] = None,
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="File that --step writes (safetensors).")] = None,
 ) -> None:
     """Judge and plan a recorded run again. Exit code 0: identical, or a what-if; 1: a difference; 2: bad input.
 
-    Of a log that breaks off nothing is called identical: what it has is compared, and the exit code is 2.
+    A log that breaks off is compared as far as it goes, and the exit code is 2.
     """
     from asyncrl.configs import Override, parse_set, parse_value
     from asyncrl.engine.errors import AsyncRLError
@@ -45,7 +47,7 @@ def replay(
             from asyncrl.engine.trace.what_if import what_if
 
             if step is not None:
-                fail("--step rebuilds what was trained; it cannot be asked together with a what-if")
+                fail("--step rebuilds what was trained; it cannot be combined with a what-if")
             _print(what_if(recording, recording.config(overrides, filter_ or [])), recording.breaks_off)
             return
         code = _replay(recording, Path(run), step, out)
@@ -68,7 +70,7 @@ def _replay(recording: Recording, run: Path, step: int | None, out: str | None) 
     )
     if recording.breaks_off:
         typer.echo(f"no difference as far as the log goes: {counts} of {len(recording.events)} events")
-        fail(f"replay {run}: {recording.breaks_off}; nothing is proved of what came after")
+        fail(f"replay {run}: {recording.breaks_off}; what came after is not proved")
     typer.echo(f"identical: {counts} of {len(recording.events)} events")
     if step is not None and out is not None:
         from safetensors import SafetensorError
@@ -97,6 +99,6 @@ def _print(answer: Answer, breaks_off: str) -> None:
         typer.echo(f"{name:<{wide[0]}}  {before:>{wide[1]}}  {after:>{wide[2]}}{mark}")
     typer.echo(f"\n{LIMIT}")
     if breaks_off:
-        typer.echo(f"Both sides end there: {breaks_off}.")
+        typer.echo(f"Both columns end where the log does: {breaks_off}.")
     if answer.note:
         typer.echo(f"It ended early: {answer.note}")

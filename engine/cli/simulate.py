@@ -1,4 +1,4 @@
-"""`asyncrl simulate`: what lag, throughput and waste a configuration gives, without a model and without waiting."""
+"""`asyncrl simulate`: predicts ages, throughput and waste of a configuration, in virtual time and without a model."""
 
 from __future__ import annotations
 
@@ -33,37 +33,40 @@ def simulate(
     config: ConfigOption = "default",
     from_: Annotated[
         Path | None,
-        typer.Option("--from", metavar="RUN", help="A run folder to learn from: configuration, durations, rewards."),
+        typer.Option("--from", metavar="RUN", help="A run's folder, for configuration, durations and rewards."),
     ] = None,
     group_seconds: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="Seconds of a group: a number, lognormal:mean,sigma, exponential:mean, …"),
+        typer.Option(metavar="MODEL", help="Seconds per group: a number, lognormal:mean,sigma, exponential:mean, …"),
     ] = None,
-    step_seconds: Annotated[str | None, typer.Option(metavar="MODEL", help="Seconds of a training step.")] = None,
+    step_seconds: Annotated[str | None, typer.Option(metavar="MODEL", help="Seconds per training step.")] = None,
     publish_seconds: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Seconds of a publish; 0 without it.")
+        str | None, typer.Option(metavar="MODEL", help="Seconds per publish; 0 by default.")
     ] = None,
     response_tokens: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Tokens of a response; without it, as long as its group takes.")
+        str | None,
+        typer.Option(metavar="MODEL", help="Tokens per response; by default in proportion to its group's seconds."),
     ] = None,
     mixed_share: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Share of groups with mixed rewards; 1 without it.")
+        float | None, typer.Option(min=0, max=1, help="Share of groups with mixed rewards; 1 by default.")
     ] = None,
     failed_share: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Share of groups that fail; 0 without it.")
+        float | None, typer.Option(min=0, max=1, help="Share of groups that fail; 0 by default.")
     ] = None,
     slots: Annotated[int, typer.Option(min=0, help="Groups that a generator works on at once; 0: all.")] = 0,
     generators: Annotated[str | None, typer.Option(metavar="N", help="Number of generators (collector.count).")] = None,
     ranks: Annotated[str | None, typer.Option(metavar="N", help="Number of trainer ranks (trainer.ranks).")] = None,
     steps: Annotated[str | None, typer.Option(metavar="N", help="End after this many training steps.")] = None,
-    seed: Annotated[str | None, typer.Option(metavar="N", help="Seed of every draw; one seed, one result.")] = None,
-    sweep: Annotated[
-        str | None, typer.Option(metavar="NAME=V,V,…", help="Compare settings, as in max_staleness=0,1,2,4,8.")
+    seed: Annotated[
+        str | None, typer.Option(metavar="N", help="Seed of all random numbers; the same seed gives the same result.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the sweep as bars, in plain text.")] = None,
+    sweep: Annotated[
+        str | None, typer.Option(metavar="NAME=V,V,…", help="Compare settings, for example max_staleness=0,1,2,4,8.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the sweep as bars in plain text.")] = None,
     filter_: FilterOption = None,
     set_: SetOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Predict ages, throughput, idle time and waste. Exit code 0: done; 1: a simulated run failed; 2: bad input."""
     from asyncrl.engine.simulate.sweep import Sweep, parse_sweep, table
@@ -84,7 +87,7 @@ def simulate(
         "--failed-share": failed_share,
     }
     if plot is not None and not plot.parent.is_dir():
-        fail(f"--plot {plot}: there is no folder {plot.parent}")
+        fail(f"--plot {plot}: the folder {plot.parent} does not exist")
     see_user_folder()
     try:
         base, overrides, events = _base(config, from_, given, set_ or [])
@@ -118,7 +121,7 @@ def simulate(
 def _base(
     config: str, run: Path | None, given: Sequence[tuple[str, str, str | None]], sets: Sequence[str]
 ) -> tuple[str, list[Override], Sequence[AnyEvent]]:
-    """Return what to load: a name, values on top, and the events of the run to learn from."""
+    """Return a configuration's name, the values that override it, and the events of the run to fit."""
     from asyncrl.configs import Override, parse_set, parse_value
 
     events: Sequence[AnyEvent] = []
@@ -158,18 +161,18 @@ def _profile(
     run: Path | None,
     told: Mapping[str, Any],
 ) -> Profile:
-    """Build the profile from the run, or from the options of `told`, None where they are not given."""
+    """Build the profile from the run, or from the options in `told` (None if not given)."""
     if run is not None:
         from asyncrl.engine.simulate.fit import Fitted
 
         given = [option for option, value in told.items() if value is not None]
         if given:
-            raise ConfigError(f"{given[0]} and --from exclude each other: the run says how long things take")
+            raise ConfigError(f"{given[0]} and --from exclude each other: with --from, durations come from the run")
         return Fitted(events, source=f"--from {run}")
     group, step = told["--group-seconds"], told["--step-seconds"]
     if group is None or step is None:
         missing = "--group-seconds" if group is None else "--step-seconds"
-        raise ConfigError(f"{missing} is needed, as in {missing} lognormal:1.0,0.5; or --from RUN, to learn from a run")
+        raise ConfigError(f"{missing} is required, as in {missing} lognormal:1.0,0.5; or fit a run with --from RUN")
     from asyncrl.collectors.tasks import list_prompts, load_task
     from asyncrl.engine.simulate.durations import parse_durations
     from asyncrl.engine.simulate.profile import Given
@@ -198,7 +201,7 @@ def _predict(loaded: Loaded, profile: Profile, slots: int) -> Prediction:
 
     from asyncrl.engine.simulate.run import predict
 
-    # A simulated failure is a figure of the table, not news.
+    # Simulated failures are counted in the table; as log lines they would flood the terminal.
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     try:

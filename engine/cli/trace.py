@@ -1,4 +1,4 @@
-"""`asyncrl trace`: check, read, count, cut and anonymise event logs."""
+"""`asyncrl trace`: validates, prints, counts, slices and anonymises event logs."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ if TYPE_CHECKING:
     from asyncrl.engine.trace.cutting import Cut
     from asyncrl.engine.trace.recording import Recording
 
-app = typer.Typer(help="Check, read, count, cut and anonymise event logs.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="Validate, print, count, slice and anonymise event logs.", no_args_is_help=True, add_completion=False
+)
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN_OR_LOG", help="A run's folder, or one file of its event log.")]
-OutOption = Annotated[str, typer.Option("--out", metavar="FILE", help="The log to write; it must not exist.")]
-FromOption = Annotated[int | None, typer.Option("--from", metavar="SEQ", min=0, help="The first event's number.")]
-ToOption = Annotated[int | None, typer.Option("--to", metavar="SEQ", min=0, help="The last event's number.")]
+OutOption = Annotated[str, typer.Option("--out", metavar="FILE", help="The log to write; the file must not exist.")]
+FromOption = Annotated[int | None, typer.Option("--from", metavar="SEQ", min=0, help="Number of the first event.")]
+ToOption = Annotated[int | None, typer.Option("--to", metavar="SEQ", min=0, help="Number of the last event.")]
 GroupOption = Annotated[
-    list[int] | None, typer.Option("--group", min=0, help="Events of this group alone (repeatable).")
+    list[int] | None, typer.Option("--group", min=0, help="Only events of this group (repeatable).")
 ]
-TypeOption = Annotated[list[str] | None, typer.Option("--type", help="Events of this type alone (repeatable).")]
+TypeOption = Annotated[list[str] | None, typer.Option("--type", help="Only events of this type (repeatable).")]
 
 _SHOWN = 50
 
 
 @app.command("validate")
 def validate(run: RunArgument) -> None:
-    """Check a log's format: numbers, times, order, digests, whole end. Exit code 1: something is wrong."""
+    """Check a log's format: numbers, times, order, digests and end. Exit code 1: something is wrong."""
     from asyncrl.engine.trace.validation import problems
 
     try:
@@ -43,7 +45,7 @@ def validate(run: RunArgument) -> None:
     if found:
         typer.echo(f"{len(found)} problems")
         raise typer.Exit(1)
-    typer.echo(f"{run} is a whole log")
+    typer.echo(f"{run} is a valid log")
 
 
 @app.command("cat")
@@ -54,7 +56,7 @@ def cat(
     group: GroupOption = None,
     type_: TypeOption = None,
 ) -> None:
-    """Print events as JSON lines, all segments as one, without those that a resume made void."""
+    """Print events as JSON lines, from all segments, without those that a resume voided."""
     import msgspec
 
     cut = _cut(first, last, group, type_)
@@ -66,9 +68,9 @@ def cat(
 @app.command("stats")
 def stats(
     run: RunArgument,
-    as_json: Annotated[bool, typer.Option("--json", help="The run's summary, as in summary.json.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the run's summary, as in summary.json.")] = False,
 ) -> None:
-    """Count a run again from its log: fates, ages, tokens, length bias."""
+    """Count fates, ages, tokens and length bias from the log."""
     from asyncrl.engine.events.summary import Ends, summarise_log
     from asyncrl.engine.trace.report import RunReport, shown
 
@@ -82,7 +84,7 @@ def stats(
     except ValueError as error:
         fail(f"trace stats {run}: {error}; `asyncrl ledger {run}` names every such sample")
     except LookupError as error:
-        fail(f"trace stats {run}: event {event.seq}, {event.__struct_config__.tag}: {error} is not there")
+        fail(f"trace stats {run}: event {event.seq}, {event.__struct_config__.tag}: {error} does not exist")
     if as_json:
         typer.echo(json.dumps(summarise_log(figures.ledger, figures.progress, ends), indent=2))
         return
@@ -101,7 +103,7 @@ def slice_(
     group: GroupOption = None,
     type_: TypeOption = None,
 ) -> None:
-    """Write a part of a log as a log, events as they are, with the run's first event."""
+    """Write a part of a log, with the run's first event; the other events are unchanged."""
     from asyncrl.engine.trace.cutting import marked
 
     cut = _cut(first, last, group, type_)
@@ -111,7 +113,7 @@ def slice_(
 
 @app.command("anonymise")
 def anonymise(run: RunArgument, out: OutOption) -> None:
-    """Write a log that can be shown: without names, paths, texts and errors; it still replays."""
+    """Write a copy without names, paths, texts and errors, which can be published and still replays."""
     from asyncrl.engine.trace.cutting import anonymised
 
     _write(out, list(anonymised(_read(run).events)))
@@ -134,7 +136,7 @@ def _cut(first: int | None, last: int | None, groups: list[int] | None, types: l
     known = sorted(str(kind.__struct_config__.tag) for kind in AnyEvent.__args__)
     unknown = [name for name in types or [] if name not in known]
     if unknown:
-        fail(f"--type {unknown[0]} is no type of event; they are {', '.join(known)}")
+        fail(f"--type {unknown[0]} is not a type of event; the types are {', '.join(known)}")
     if first is not None and last is not None and first > last:
         fail(f"--from {first} comes after --to {last}")
     return Cut(first, last, frozenset(groups or []), frozenset(types or []))
@@ -144,7 +146,7 @@ def _write(out: str, events: list[AnyEvent]) -> None:
     from asyncrl.engine.trace.cutting import write_log
 
     if Path(out).exists():
-        fail(f"--out {out} is there already; nothing was written")
+        fail(f"--out {out} exists already; nothing was written")
     try:
         count = write_log(Path(out), events)
     except OSError as error:

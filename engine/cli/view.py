@@ -1,4 +1,4 @@
-"""What a run shows while it goes: a live table in a terminal, plain lines elsewhere.
+"""What a run shows while it runs: a live table in a terminal, plain lines elsewhere.
 
 It reads folds and the controller's state; it changes nothing.
 """
@@ -24,12 +24,12 @@ _RATE_OVER_S = 10.0
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Write a number, or a dash where there is none."""
+    """Return a number as text, or a dash for None, NaN and infinities."""
     return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
 
 
 class View:
-    """Shows one run. Give it the controller with `watch` once there is one."""
+    """Shows one run. `watch` gives it the controller, once that exists."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class View:
 
     def watch(self, controller: Controller) -> None:
         self._controller = controller
-        self._note_tokens()  # The first line has a rate too: over the time since now.
+        self._note_tokens()  # Otherwise the first line would have no rate.
 
     async def run(self) -> None:
-        """Show until cancelled."""
+        """Show the run until cancelled."""
         if not self._console.is_terminal:
             while True:
                 await anyio.sleep(_LINE_EVERY_S)
@@ -110,7 +110,7 @@ class View:
 
     def _tokens_per_second(self) -> tuple[float, float]:
         now = self._note_tokens()
-        # Over what was last seen at least, however long ago that is.
+        # Two notes are kept however old they are: a slow run would otherwise show no rate.
         while len(self._rates) > 2 and now - self._rates[0][0] > _RATE_OVER_S:
             self._rates.popleft()
         then, trained, generated = self._rates[0]
@@ -128,7 +128,7 @@ def _counts(counts: "dict[str, int] | Counter[str]") -> str:
 
 
 def final_lines(summary: dict[str, Any], directory: str) -> list[str]:
-    """Return the last words of a run."""
+    """Return the lines that a run ends with."""
     ledger = summary["ledger"]
     exit_ = summary["exit"]
     return [

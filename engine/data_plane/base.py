@@ -1,10 +1,10 @@
-"""The data plane's one boundary; nobody else imports a backend.
+"""The one boundary to the data plane; only this package imports a backend.
 
-A plane holds partitions of groups. One row holds one group; keys stay per sample in every
-operation. Only metadata and tags pass through the driver; tensors go from collector to rank.
+A plane holds partitions of groups. One row holds one group; every operation takes keys per sample. Only metadata and
+tags pass through the driver; tensors go from collector to rank.
 
-Invariants: two claimers never share a group; a group is claimed, given back and cleared whole
-or key by key but never split between claimers; a read answers everything asked or raises.
+Invariants: two claimers never share a group; a group is claimed, given back and cleared as a whole or key by key, and
+never split between claimers; a read returns everything that was asked for, or raises.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.group import check_tags
 from asyncrl.engine.records.keys import is_sample_key, row_of
 
-# One column of a group: a tensor a sample (one dtype, any shapes), or a plain object a sample.
+# One column of a group: one tensor per sample (one dtype, any shapes), or one plain object per sample.
 Column = Sequence[torch.Tensor] | Sequence[Any]
 
 
@@ -26,8 +26,8 @@ Column = Sequence[torch.Tensor] | Sequence[Any]
 class Partition:
     """What a partition holds: `columns` come with every put; `consumers` may claim from it.
 
-    Columns hold a tensor a sample, but for those named in `objects`, which hold plain objects. `later` names
-    columns that are written after the put; a claim may wait for those, and for no others.
+    Columns have one tensor per sample; those in `objects` have plain objects instead. `later` names columns that are
+    written after the put; a claim can wait only for those.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Partition:
     def __post_init__(self) -> None:
         unknown = sorted(set(self.objects) - set(self.columns))
         if unknown:
-            raise DataPlaneError(f"partition {self.name!r} says objects of {unknown}; its columns are {self.columns}")
+            raise DataPlaneError(f"partition {self.name!r} names {unknown} in objects; its columns are {self.columns}")
         for column in self.later:
             self.check_write(column)
 
@@ -50,7 +50,7 @@ class Partition:
         return tuple(name for name in self.columns if name not in self.objects)
 
     def check_put(self, group: GroupMeta, columns: Mapping[str, Column]) -> None:
-        """Refuse a put of the wrong size, keys, columns, kinds or tags: DataPlaneError, TypeError or TagError."""
+        """DataPlaneError, TypeError or TagError if a put has the wrong size, keys, columns, kinds or tags."""
         if group.size != self.group_size:
             raise DataPlaneError(
                 f"{group.row} has {group.size} samples; partition {self.name!r} takes {self.group_size}"
@@ -75,13 +75,15 @@ class Partition:
                 )
 
     def check_write(self, column: str) -> None:
-        """Refuse a later column that every put brings already."""
+        """DataPlaneError if every put already brings this later column."""
         if column in self.columns:
-            raise DataPlaneError(f"column {column!r} of partition {self.name!r} comes with the put; it is no later one")
+            raise DataPlaneError(
+                f"column {column!r} of partition {self.name!r} comes with the put, so it cannot be a later one"
+            )
 
 
 def check_group(group: GroupMeta) -> None:
-    """Refuse keys of another group or twice, and tags that no log could write or claims could not be ordered by."""
+    """DataPlaneError if a key is of another group or occurs twice; TagError if a log could not write a tag."""
     for key in group.keys:
         if not is_sample_key(key) or row_of(key) != group.row or group.keys.count(key) != 1:
             raise DataPlaneError(f"{key!r} cannot be a key of {group.row}: keys are distinct, <row>_g<index>")
@@ -109,7 +111,7 @@ class Claim:
     fence: int
     groups: tuple[GroupMeta, ...]
     passed_over: Mapping[str, str] = field(default_factory=dict)
-    """Rows of the partition that another writer put, and why they were not taken; at most a few are named."""
+    """Rows of the partition that another writer put, and why they were passed over; at most a few are named."""
 
     @property
     def lease(self) -> Lease:
@@ -123,7 +125,7 @@ class Consumption:
     ready: int
     claimed: int
     passed_over: int = 0
-    """Rows that another writer put, or another version of asyncrl: nobody is given those."""
+    """Rows that another writer, or another version of asyncrl, put; they are never handed out."""
 
 
 class DataPlane(Protocol):
@@ -133,10 +135,10 @@ class DataPlane(Protocol):
         """Create a partition, or check that the existing one is equal."""
 
     async def partition(self, name: str) -> Partition:
-        """Return what a partition was registered as, by whichever client; DataPlaneError if it was not."""
+        """Return a partition as it was registered, by any client; DataPlaneError if it was not."""
 
     async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:
-        """Write a whole group at once; on an error or cancellation nothing of it remains.
+        """Write a whole group at once; after an error or a cancellation nothing of it remains.
 
         Raises StoreFull, TagError, TypeError (a column of another kind than declared, or of mixed dtypes).
         """
@@ -146,44 +148,44 @@ class DataPlane(Protocol):
     ) -> Claim:
         """Take up to `max_groups` ready groups, oldest version first and then in dispatch order.
 
-        A group is ready when all `columns` exist for it. Never waits: the claim may be empty. DataPlaneError for
-        a column that the partition does not declare, since no group would ever be ready.
-        The same `claim_id` again returns what it still holds, so a lost answer loses no group.
-        ClaimLost if the owner was declared dead: names of owners are used once.
+        A group is ready when all `columns` exist for it. Never waits: the claim may be empty. DataPlaneError
+        if the partition does not declare a column, because no group would ever be ready. A second call with the same
+        `claim_id` returns what that claim still holds, so a lost answer loses no group. ClaimLost if the owner was
+        declared dead: the name of an owner is used once.
         """
 
     async def give_back(self, lease: Lease) -> None:
         """Make leased rows ready again; ones no longer leased are ignored."""
 
     async def renew(self, lease: Lease) -> None:
-        """Push the expiry of leased rows out; ClaimLost if another holds any of them."""
+        """Extend the leases of rows; ClaimLost if another owner holds one of them."""
 
     async def leased(self, lease: Lease) -> frozenset[str]:
         """Return the rows that are still leased under their fencing numbers."""
 
     async def reap(self, partition: str, owners: Sequence[str]) -> list[str]:
-        """Declare owners dead: what they had claimed is ready again, and they claim no more; return the rows."""
+        """Declare owners dead: their rows are ready again, and they cannot claim any more. Return those rows."""
 
     async def read(self, partition: str, keys: Sequence[str], columns: Sequence[str]) -> dict[str, list[Any]]:
-        """Return, per column, one value a key in the order of `keys`; MissingRows names what is not there."""
+        """Return, per column, one value per key in the order of `keys`; MissingRows if a key or column is missing."""
 
     async def write(self, partition: str, column: str, values: Mapping[str, Any], *, writer: str) -> None:
-        """Add a later column for some keys; one writer a (column, key)."""
+        """Add a later column for some keys; each (column, key) has one writer."""
 
     async def clear(self, partition: str, keys: Sequence[str], *, lease: Lease | None = None) -> None:
-        """Remove keys; idempotent, by key only. ClaimLost, and nothing cleared, if `lease` was lost."""
+        """Remove keys; idempotent. ClaimLost if `lease` was lost; then nothing is cleared."""
 
     async def consumption(self, partition: str, consumer: str) -> Consumption:
         """Count ready and claimed groups."""
 
     async def groups(self, partition: str) -> list[GroupMeta]:
-        """List the groups of which no key is cleared, claimed or not (cost grows with the partition)."""
+        """List the groups without a cleared key, claimed or not (the cost grows with the partition)."""
 
     async def keys(self, partition: str) -> list[str]:
-        """List the keys that are not cleared (for endings and tests; cost grows with the partition)."""
+        """List the keys that are not cleared (for endings and tests; the cost grows with the partition)."""
 
     async def watch(self) -> None:
-        """Run until a process of the store dies, then raise DataPlaneDown; never returns otherwise."""
+        """Wait until a process of the store dies, then raise DataPlaneDown; never returns."""
 
     async def close(self) -> None:
-        """Release what this client holds; idempotent. The owner's close ends the store."""
+        """Release this client's resources; idempotent. The owner's close ends the store."""

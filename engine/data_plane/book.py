@@ -21,16 +21,16 @@ from asyncrl.engine.records.keys import is_sample_key, row_of
 _REMEMBERED_CLAIMS = 4096
 _REMEMBERED_DEAD = 4096
 _NAMED_ROWS = 8
-"""As many rows that were passed over are named with a claim; `consumption` counts all."""
+"""A claim names at most this many rows that were passed over; `consumption` counts all."""
 
 
 def _is_lost(rows: Rows, tags: Mapping[str, Any]) -> bool:
-    """Say whether a later column's group is gone: its writer came late."""
+    """Return whether the group of a later column is gone, because its writer came late."""
     return tags["of"] not in rows or rows[tags["of"]]["put"] != tags["of_put"]
 
 
 def _holders(rows: Rows, columns: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Find, by key and later column, the row that has it."""
+    """Return, by key and later column, the row that has it."""
     later = [
         (name, tags)
         for name, tags in rows.items()
@@ -47,7 +47,7 @@ class _RowLease:
     expires: float
 
     def is_free(self, now: float, owner: str = "") -> bool:
-        """Say whether `owner` may take the row: time ends the claims of others than the one who asks, who lives."""
+        """Return whether `owner` may take the row. A lease that ran out is free for others; its own owner is alive."""
         return self.expires < now and self.owner != owner
 
 
@@ -60,11 +60,11 @@ class Book:
         self._fences = itertools.count(1)
         self._leases: dict[tuple[str, str], dict[str, _RowLease]] = {}
         self._claims: OrderedDict[tuple[str, str, str], int] = OrderedDict()
-        # By partition and owner: declared dead, so a claim of theirs that arrives late takes nothing.
+        # By partition: owners declared dead. A late claim of theirs would take groups that nobody would ever train.
         self._dead: OrderedDict[tuple[str, str], None] = OrderedDict()
-        # By partition and row: which put of the row, and its keys that are gone.
+        # By partition and row: the put of the row, and its cleared keys.
         self._cleared: dict[str, dict[str, tuple[str, set[str]]]] = {}
-        # By partition and put: until when the deletion of a row is left to the one who was given it.
+        # By partition and put: until when the deletion of a row is left to the client that was given it.
         self._deleting: dict[str, dict[str, float]] = {}
         self._partitions: dict[str, Mapping[str, Any]] = {}
         self._checks: dict[str, RowCheck] = {}
@@ -80,13 +80,13 @@ class Book:
         return check.passed_over if check else {}
 
     def register(self, partition: str, spec: Mapping[str, Any]) -> None:
-        """Note a partition's shape; DataPlaneError if it exists with another."""
+        """Register a partition; DataPlaneError if it exists with another shape."""
         known = self._partitions.setdefault(partition, dict(spec))
         if dict(known) != dict(spec):
             raise DataPlaneError(f"partition {partition!r} exists as {known}, not as {spec}")
 
     def spec(self, rows: Rows, partition: str) -> Mapping[str, Any]:
-        """Return what `register` noted of a partition; DataPlaneError if nothing."""
+        """Return a partition as it was registered; DataPlaneError if it was not."""
         spec = self._partitions.get(partition)
         if spec is None:
             raise DataPlaneError(f"partition {partition!r} is not registered; it knows {sorted(self._partitions)}")
@@ -137,7 +137,7 @@ class Book:
         return {"fence": fence, "rows": {name: rows[name] for name in names}, "passed_over": passed_over}
 
     def _later_columns(self, rows: Rows, partition: str, columns: Sequence[str]) -> list[str]:
-        """Return those of `columns` that come after the put; DataPlaneError for one that is not declared."""
+        """Return those of `columns` that come after the put; DataPlaneError if one is not declared."""
         spec = self.spec(rows, partition)
         later = [column for column in columns if column not in spec["columns"]]
         unknown = sorted(set(later).difference(spec["later"]))
@@ -178,9 +178,9 @@ class Book:
         return freed
 
     def standing(self, rows: Rows, partition: str, keys: Sequence[str]) -> dict[str, str]:
-        """Return the rows of keys, and which put of each; MissingRows if a key is not there."""
+        """Return the rows of keys, and which put of each; MissingRows if a key is missing."""
         self.spec(rows, partition)
-        # Each row is looked up once, since a read asks for hundreds of keys.
+        # Each row is looked up once, because a read asks for hundreds of keys.
         there: dict[str, set[str]] = {}
         standing: dict[str, str] = {}
         gone = []
@@ -304,7 +304,9 @@ class Book:
     def _check_consumer(self, rows: Rows, partition: str, consumer: str) -> None:
         spec = self.spec(rows, partition)
         if consumer not in spec["consumers"]:
-            raise DataPlaneError(f"{consumer!r} is no consumer of {partition!r}; they are {spec['consumers']}")
+            raise DataPlaneError(
+                f"{consumer!r} is not a consumer of {partition!r}; its consumers are {spec['consumers']}"
+            )
 
     def _check_leased(self, rows: Rows, partition: str, consumer: str, fences: Mapping[str, int]) -> None:
         held = set(self.leased(rows, partition, consumer, fences))

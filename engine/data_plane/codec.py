@@ -1,4 +1,4 @@
-"""Between tensors and bytes: padding and jagged layouts, and one buffer a group row.
+"""Between tensors and bytes: padding and jagged layouts, and one buffer per group row.
 
 The round trip is lossless: values bit by bit, dtypes and shapes, also for empty rows,
 bfloat16, NaN and infinities. No pickle: tensors are raw bytes, objects are MessagePack.
@@ -60,7 +60,7 @@ _HEADERS = msgspec.msgpack.Decoder(_Header)
 
 
 def carries(dtype: torch.dtype) -> bool:
-    """Say whether tensors of this type travel."""
+    """Return whether tensors of this dtype can be encoded."""
     return dtype in _DTYPES.values()
 
 
@@ -199,7 +199,7 @@ def encode_row(row: str, keys: Sequence[str], columns: Mapping[str, Sequence[Any
 def decode_row(
     buffer: torch.Tensor, row: str, columns: Sequence[str], *, copy: bool = True
 ) -> tuple[list[str], dict[str, list[Any]]]:
-    """Return the keys of an encoded row and, per column asked for and present, one value a key.
+    """Return the keys of an encoded row and, per column asked for and present, one value per key.
 
     Without `copy` the values are views of `buffer`, which must be aligned to 16 bytes.
     MissingRows if the buffer belongs to another row than `row`; DataPlaneError if its bytes are not what its
@@ -251,7 +251,7 @@ def _tensors(data: np.ndarray[Any, Any], start: int, layout: _Layout, *, copy: b
         flat = torch.empty(0, dtype=dtype)
     else:
         flat = torch.frombuffer(data, dtype=dtype, count=count, offset=first)
-        # A copy a column: aligned, and it does not keep the row's whole frame alive.
+        # One copy per column: it is aligned, and does not keep the whole row's buffer alive.
         flat = flat.clone() if copy else flat
     parts = flat.split_with_sizes(sizes)
     return [part if len(shape) == 1 else part.reshape(shape) for part, shape in zip(parts, layout.shapes, strict=True)]

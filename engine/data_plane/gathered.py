@@ -1,4 +1,4 @@
-"""Calls gathered into one: while a call is under way, what comes meanwhile waits and goes with the next.
+"""Gathers calls into one: items that come during a call wait and go with the next call.
 
 Invariant: every item is answered by exactly one call that ended; one whose caller was cancelled
 is in no later call.
@@ -46,7 +46,7 @@ class Gathered(Generic[Item, Answer]):
         return entry.answers[0]
 
     async def settled(self) -> None:
-        """Wait until the call under way has ended."""
+        """Wait until the current call has ended."""
         async with self._turn:
             pass
 

@@ -32,7 +32,7 @@ class Payloads(Protocol):
         """Return the bytes of `rows` by name; MissingRows if one is gone."""
 
     async def delete(self, partition: str, rows: Mapping[str, str]) -> None:
-        """Remove rows, also half put ones; those that are gone, or put anew since, are passed over."""
+        """Remove rows, also half put ones; those that are gone, or were put again, are ignored."""
 
     def close(self) -> None:
         """Release what this process owns."""
@@ -45,7 +45,7 @@ def _of_these_puts(meta: Any, rows: Mapping[str, str]) -> Any:
 
 
 class InTransferQueue:
-    """One jagged uint8 field a row. `client` is an asynchronous TransferQueue client."""
+    """One jagged uint8 field per row. `client` is an asynchronous TransferQueue client."""
 
     mapped = False
 
@@ -89,7 +89,7 @@ class InTransferQueue:
 
 
 class InSharedMemory:
-    """One file a put; TransferQueue holds the tags alone, those of puts at one time in one call."""
+    """One file per put. TransferQueue holds only the tags; puts at the same time share a call."""
 
     mapped = True
 

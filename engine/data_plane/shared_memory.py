@@ -1,4 +1,4 @@
-"""Payloads in shared memory: a file a row, mapped by the readers of this host without a copy.
+"""Payloads in shared memory: one file per row, mapped by the readers of this host without a copy.
 
 Invariant: the directory lives as long as its owner. It goes with an orderly close; what a killed
 owner left goes with the next start, which finds that nobody holds the directory's lock.
@@ -25,12 +25,12 @@ _ENOUGH_BYTES = 1 << 30
 
 
 def shared_directory(option: str | None, *, usual: Path = _USUAL) -> Path | None:
-    """Return the directory that `data_plane.shared_memory` stands for; `auto` is none without room."""
+    """Return the directory for `data_plane.shared_memory`; None for `auto` if there is too little room."""
     if option != "auto":
         return None if option is None else Path(option)
     if not usual.is_dir():
         return None
-    # Before room is looked for: what killed runs left may be what takes it.
+    # Before looking for room, because the remains of killed runs may take it.
     _sweep(usual)
     return usual if shutil.disk_usage(usual).free >= _ENOUGH_BYTES else None
 
@@ -101,7 +101,7 @@ class SharedMemory:
             raise MissingRows(f"a row was cleared while it was read: {error}") from error
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove payloads; those that are gone are passed over."""
+        """Remove payloads; those that are gone already are ignored."""
         for name in names:
             self._file(name).unlink(missing_ok=True)
 

@@ -1,10 +1,11 @@
-"""Says, while a run goes on, that little or nothing is learned, why, and which option would help.
+"""Warns, during a run, that little or nothing is learned, and says why and which option would help.
 
-A fold. An alarm is raised when a share of the last batches reaches its limit, and is over once the share is
-clearly below; it is spoken of once each time. Only with `warn` does anything speak: reading a log is silent.
+A fold over the event log. An alarm is raised when a share over the last batches reaches its limit. It is over when the
+share is clearly below the limit. It warns once each time it is raised; without `warn`, as when a log is read, it is
+silent.
 
-Of 960 samples of 20 batches 912 were dropped: 0.95 is at the limit of `untrained`, which is raised. It is over
-when fewer than 0.8 · 0.95 of a later window, 0.76, are lost.
+Example: of 960 samples in 20 batches 912 were dropped. That is 0.95, the limit of `untrained`, so the alarm is raised.
+It is over when a later window loses less than 0.8 · 0.95 = 0.76.
 """
 
 from collections import Counter
@@ -19,11 +20,11 @@ from asyncrl.engine.events.remedies import remedy, with_options
 from asyncrl.engine.events.types import AnyEvent, RunEnded, RunStarted
 from asyncrl.engine.records.fate import FAILED_FATE, MASKED, TRAINED, split_fate
 
-LEAST_BATCHES = 10
-"""An alarm takes so many batches, and so many empty ones in a row. What is over the budget, masked or failed, and
-a ratio that is off, is told of a run that ends sooner, too."""
+MIN_BATCHES = 10
+"""Batches that an alarm needs before it can be raised, and empty batches in a row that raise `empty_batches`. A
+shorter run still raises `over_budget`, `masked`, `failed` and `ratio_at_age_0` when it ends."""
 OVER_AT = 0.8
-"""Share of its limit under which an alarm is over, so that one at the limit does not speak at each batch."""
+"""Share of its limit below which an alarm is over. With 1, a share near the limit would warn again and again."""
 LIMITS = {
     "over_budget": 0.1,
     "masked": 0.5,
@@ -32,16 +33,16 @@ LIMITS = {
     "identical": 0.5,
     "flat_gradient": 0.5,
 }
-"""From which share an alarm is raised: of samples, of those that the filters kept (`over_budget`, `masked`), of
-groups (`identical`), of steps (`flat_gradient`)."""
+"""Share that raises an alarm: of all samples, of samples that the filters kept (`over_budget`, `masked`), of groups
+(`identical`), or of steps (`flat_gradient`)."""
 RATIO_TOLERANCE = {"float32": 0.01, "bfloat16": 0.05}
-"""How far the mean ratio may be from 1 at age 0, by model.dtype. Under it is rounding; over it the trainer
-computes another distribution than the generator sampled from."""
+"""Largest distance of the mean ratio from 1 at age 0, by model.dtype. Below it is rounding; above it the trainer
+computes another distribution than the one that the generator sampled from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is so of the last batches. `share` is what is held against `limit`; `say` words it."""
+    """What was measured over the last batches. `share` is compared with `limit`; `say` returns the message."""
 
     name: str
     share: float
@@ -51,7 +52,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Alarm:
-    """One alarm of a run: the batches (as counted when they end) from the first to the last in which it was on."""
+    """One alarm of a run: the first and the last batch, in order of their ends, after which it was raised."""
 
     name: str
     first_batch: int
@@ -82,16 +83,16 @@ class Alarms:
         self.learning.apply(event)
         if self.learning.batches > self._judged:
             self._judged = self.learning.batches
-            if self._judged >= LEAST_BATCHES:
+            if self._judged >= MIN_BATCHES:
                 self._judge()
 
     @property
     def raised(self) -> list[Alarm]:
-        """The alarms that are on."""
+        """The alarms that are raised now."""
         return [alarm for alarm in self.seen.values() if alarm.raised]
 
     def summary(self) -> list[dict[str, Any]]:
-        """Return all alarms of the run in order, each with its largest share, and whether it is still `raised`."""
+        """Return all alarms of the run, in order of their first batch, each with its largest share."""
         return [
             {
                 "name": alarm.name,
@@ -117,7 +118,7 @@ class Alarms:
         }
 
     def in_vain(self) -> str:
-        """Say where the samples of the batches since the last one trained went, and what would help; "" without any."""
+        """Return where the samples since the last trained batch went, and what would help; empty without any."""
         return self._causes(self.learning.in_vain) if self.learning.in_vain.batches else ""
 
     def _judge(self) -> None:
@@ -140,17 +141,17 @@ class Alarms:
     def _findings(self, recent: BatchTally) -> Iterator[Finding]:
         if recent.samples:
             yield from self._of_samples(recent)
-        if recent.batches >= LEAST_BATCHES:
+        if recent.batches >= MIN_BATCHES:
             alike, flat = recent.identical / (recent.groups or 1), recent.flat_steps / (recent.steps or 1)
             yield Finding("identical", alike, LIMITS["identical"], partial(self._identical, recent))
             yield Finding("flat_gradient", flat, LIMITS["flat_gradient"], partial(self._flat, recent))
         in_a_row = self.learning.in_vain.batches
-        yield Finding("empty_batches", in_a_row, LEAST_BATCHES, partial(self._empty, in_a_row))
+        yield Finding("empty_batches", in_a_row, MIN_BATCHES, partial(self._empty, in_a_row))
         if self.learning.agreement is not None:
             yield self._ratio(self.learning.agreement)
 
     def _of_samples(self, recent: BatchTally) -> Iterator[Finding]:
-        """Yield what is so of samples; what one cause explains is not said again of all together."""
+        """Yield the findings on samples. `untrained` is left out if one cause alone explains it."""
         over, failed, kept = recent.fates[MASKED_OVER_BUDGET], recent.of_kind(FAILED_FATE), recent.kept or 1
         shares = {
             "over_budget": over / kept,
@@ -161,7 +162,7 @@ class Alarms:
             say = self._over_budget if name == "over_budget" else self._lost
             yield Finding(name, share, LIMITS[name], partial(say, recent))
         said = any(share >= LIMITS[name] for name, share in shares.items())
-        lost = 0.0 if said or recent.batches < LEAST_BATCHES else 1 - recent.fates[TRAINED] / recent.samples
+        lost = 0.0 if said or recent.batches < MIN_BATCHES else 1 - recent.fates[TRAINED] / recent.samples
         yield Finding("untrained", lost, LIMITS["untrained"], partial(self._lost, recent))
 
     def _lost(self, recent: BatchTally) -> str:
@@ -176,12 +177,12 @@ class Alarms:
         )
 
     def _causes(self, figures: BatchTally) -> str:
-        """Say of samples how many were trained and lost, by cause, and what helps against the largest one."""
+        """Return how many samples were trained and lost, by cause, and what helps against the largest cause."""
         lost = Counter({fate: n for fate, n in figures.fates.items() if fate != TRAINED})
         if not lost:
             return f"{figures.samples} samples of {figures.batches} batches none was lost"
         causes = ", ".join(f"{n} {fate.replace(':', ' ')}" for fate, n in lost.most_common(4))
-        # Where all that the filters kept is masked, the mask is what stands in the way, however much they dropped.
+        # If everything that the filters kept is masked, the mask is the obstacle, however much they dropped.
         in_the_way = [fate for fate, _ in lost.most_common() if split_fate(fate)[0] == MASKED or figures.fates[TRAINED]]
         reward = "" if figures.mean_reward is None else f"; mean reward {figures.mean_reward:.3g}"
         return (
@@ -206,7 +207,7 @@ class Alarms:
         return f"{in_a_row} batches in a row had nothing to train. Of the {self.in_vain()}"
 
     def _ratio(self, agreement: Agreement) -> Finding:
-        """Hold a step at age 0 against 1; a clip range near the tolerance itself says nothing."""
+        """Compare the ratio of a step at age 0 with 1; the share out of the clip range counts if the range is wide."""
         trainer = self._config.get("trainer", {})
         tolerance = RATIO_TOLERANCE.get(self._config.get("model", {}).get("dtype"), min(RATIO_TOLERANCE.values()))
         off = abs(agreement.ratio - 1)

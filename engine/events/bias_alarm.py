@@ -1,6 +1,6 @@
-"""Says once, while a run goes on, that age lets through mostly short answers.
+"""Warns once, during a run, that age lets through mostly short answers.
 
-A fold to stand after the one that measures. It alone speaks, so that reading a log again stays silent.
+This fold must come after the one that measures. The warning is apart from it, so that reading a log again is silent.
 """
 
 from collections.abc import Callable

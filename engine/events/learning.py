@@ -1,7 +1,7 @@
-"""What the last batches left to learn from: samples by fate, prompts over the budget, empty batches. A fold.
+"""What the last batches taught: samples by fate, prompts over the budget, empty batches. A fold over the event log.
 
-Invariant: a batch counts once, when each of its samples has its fate and it was trained, given up or without
-a survivor. Groups that ended before any batch judged them count with the batch that ends next.
+Invariant: a batch counts once, when all its samples have a fate and it was trained, given up or without a survivor.
+Groups that ended before a batch judged them count with the batch that ends next.
 """
 
 import math
@@ -34,8 +34,8 @@ _RUN_ENDED = dropped(RUN_ENDED)
 class BatchTally:
     """Of one batch, or several added up: samples by fate, groups, steps, and samples over the budget by prompt.
 
-    `identical` counts groups whose responses are all the same, but for those with the best reward of the run: such
-    a prompt is solved. `flat_steps` counts steps with a gradient of 0.
+    `identical` counts groups whose responses are all the same. Groups with the best reward of the run are not
+    counted, because their prompt is solved. `flat_steps` counts steps with a gradient of 0.
     """
 
     fates: Counter[str] = field(default_factory=Counter)
@@ -54,12 +54,12 @@ class BatchTally:
         return self.fates.total()
 
     def of_kind(self, kind: str) -> int:
-        """Return the samples that were trained, masked, dropped or failed, for whatever reason."""
+        """Return the number of samples of a kind (trained, masked, dropped or failed), for any reason."""
         return sum(n for fate, n in self.fates.items() if split_fate(fate)[0] == kind)
 
     @property
     def kept(self) -> int:
-        """Samples of groups that passed the filters: trained, or masked."""
+        """Samples of the groups that the filters kept: trained or masked."""
         return self.fates[TRAINED] + self.of_kind(MASKED)
 
     @property
@@ -69,9 +69,9 @@ class BatchTally:
 
     @classmethod
     def total(cls, parts: Iterable["BatchTally"]) -> "BatchTally":
-        """Return the figures of all parts together."""
+        """Return the sum of the parts."""
         whole = cls(batches=0)
-        # Once a batch, over the whole window: a few plain sums are ten times as fast as Counter.update.
+        # This runs once per batch over the whole window, and plain sums are ten times as fast as Counter.update.
         for part in parts:
             for fate, n in part.fates.items():
                 whole.fates[fate] += n
@@ -90,7 +90,7 @@ class BatchTally:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How a step whose tokens all have age 0 agrees with its generators: mean ratio, and the share out of range."""
+    """How trainer and generators agree in a step whose tokens all have age 0: mean ratio, share out of clip range."""
 
     step: int
     ratio: float
@@ -105,7 +105,7 @@ class _Open:
 
 
 class Learning:
-    """Folds a run. `recent` adds up the last batches that ended, `in_vain` those since the last one trained."""
+    """Folds a run. `recent` sums the last batches that ended, `in_vain` those since the last trained batch."""
 
     kinds = (RunStarted, Put, Judged, BatchJudged, BatchGivenUp, Planned, StepEnded, Settled)
 
@@ -118,7 +118,7 @@ class Learning:
         self._open: dict[int, _Open] = {}
         self._batch_of: dict[int, int] = {}
         self._worst, self._best = math.inf, -math.inf
-        # By group that is on its way: its prompt, and whether its responses are all the same.
+        # By unsettled group: its prompt, and whether its responses are all the same.
         self._groups: dict[int, tuple[Any, bool]] = {}
         self._before = BatchTally(batches=0)
         self._training = -1
@@ -179,7 +179,7 @@ class Learning:
         self.agreement = agreement(event.step, event.ages, event.metrics) or self.agreement
 
     def _end(self, number: int, *, ended: bool) -> None:
-        """Count a batch once it has ended and nothing of it is without a fate."""
+        """Count a batch once it has ended and all its samples have a fate."""
         batch = self._open.get(number)
         if batch is None:
             return
@@ -198,18 +198,18 @@ class Learning:
 
 
 def _extremes(rewards: Sequence[Any]) -> tuple[float, float]:
-    """Return the least and the largest finite reward as a log has them; infinities where there is none."""
+    """Return the smallest and the largest finite reward, as a log has them; (inf, -inf) without any."""
     try:
         return min(rewards), max(rewards)
-    except (TypeError, ValueError):  # None, or what is not finite, which is not a number in a log; or no reward.
+    except (TypeError, ValueError):  # None, NaN or infinities (which a log writes as maps), or no rewards.
         numbers = [reward for reward in rewards if isinstance(reward, int | float)]
         return min(numbers, default=math.inf), max(numbers, default=-math.inf)
 
 
 def agreement(step: int, ages: Mapping[Any, int], figures: Mapping[str, float]) -> Agreement | None:
-    """Return how trainer and generators agree in a step; None where a token is older than the weights.
+    """Return how trainer and generators agree in a step; None if a token is older than the weights.
 
-    With a proximal policy the importance weights say it, since its ratio is to the trainer's own policy.
+    With decoupled PPO the ratio is to the trainer's own policy, so the importance weights are used instead.
     """
     if set(map(int, ages)) != {0}:
         return None

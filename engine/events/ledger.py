@@ -1,7 +1,7 @@
-"""The ledger: where every sample is, and that each has one fate. A fold over the event log.
+"""The ledger: where every sample is, and that each gets exactly one fate. A fold over the event log.
 
-Conservation: dispatched = trained + masked + dropped + failed + in flight + buffered + claimed
-+ in training, at every event.
+Invariant: dispatched = trained + masked + dropped + failed + in flight + buffered + claimed + in training, after every
+event.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from asyncrl.engine.records.fate import DROPPED, FAILED_FATE, MASKED, TRAINED, s
 
 
 class Place(StrEnum):
-    """Where a group is that has not settled. Each goes through these in order, and may settle at any."""
+    """Where an unsettled group is. A group goes through these in order, and may settle at any of them."""
 
     IN_FLIGHT = "in_flight"
     BUFFERED = "buffered"
@@ -34,7 +34,7 @@ _BEFORE = {Place.BUFFERED: Place.IN_FLIGHT, Place.CLAIMED: Place.BUFFERED, Place
 
 
 class Ledger:
-    """Counts samples by place and by fate; raises ValueError on an event that breaks the lifecycle."""
+    """Counts samples by place and by fate. ValueError if an event breaks the order of a group's life."""
 
     kinds = (Dispatched, Put, Claimed, ClaimReturned, OwnerDead, StepStarted, Settled)
 
@@ -64,14 +64,14 @@ class Ledger:
             case Settled():
                 where, size = self._known(event.group)
                 if len(event.fates) != size:
-                    raise ValueError(f"group {event.group} of {size} samples settled {len(event.fates)}")
+                    raise ValueError(f"group {event.group} has {size} samples and settled {len(event.fates)}")
                 if TRAINED in event.fates and where is not Place.IN_TRAINING:
                     raise ValueError(f"group {event.group} cannot be trained: it is {where}")
                 del self._groups[event.group]
                 self.fates.update(event.fates)
 
     def count(self, place: Place) -> int:
-        """Return samples at a place."""
+        """Return the number of samples at a place."""
         return sum(size for where, size in self._groups.values() if where is place)
 
     @property
@@ -79,18 +79,18 @@ class Ledger:
         return self.fates[TRAINED]
 
     def by_reason(self, kind: str) -> dict[str, int]:
-        """Return counts by reason of `masked`, `dropped` or `failed`."""
+        """Return the number of samples by reason, for `kind` masked, dropped or failed."""
         split = ((split_fate(fate), count) for fate, count in self.fates.items())
         return {reason: count for (this, reason), count in sorted(split) if this == kind}
 
     @property
     def unsettled(self) -> list[int]:
-        """Groups without a fate."""
+        """The groups that have not settled."""
         return sorted(self._groups)
 
     @property
     def balanced(self) -> bool:
-        """Whether every dispatched sample is at one place or has one fate."""
+        """Whether every dispatched sample has one place or one fate."""
         return self.dispatched == sum(self.fates.values()) + sum(size for _, size in self._groups.values())
 
     def summary(self) -> dict[str, Any]:
@@ -105,13 +105,13 @@ class Ledger:
 
     def _known(self, group: int) -> tuple[Place, int]:
         if group not in self._groups:
-            raise ValueError(f"group {group} is unknown, or has its fate already")
+            raise ValueError(f"group {group} is unknown, or has already settled")
         return self._groups[group]
 
     def _return(self, group: int) -> None:
         where, size = self._known(group)
         if where is not Place.CLAIMED:
-            raise ValueError(f"group {group} cannot be ready again: it is {where}")
+            raise ValueError(f"group {group} cannot become ready again: it is {where}")
         self._groups[group] = (Place.BUFFERED, size)
 
     def _move(self, group: int, place: Place) -> None:

@@ -1,8 +1,10 @@
-"""Whether age lets long answers through as often as short ones, and what tokens were wasted on.
+"""Whether age lets long answers through as often as short ones, and which tokens were wasted, by cause.
 
-Dropping what is too old discards long answers first, since they take longest to generate. A fold
-over the event log: lengths of all samples generated, of those not lost to age (`fresh`), and of
-those trained, in response tokens; over the run, over the last groups, by dataset and by prompt.
+Dropping groups by age discards long answers first, because they take longest to generate. This fold over the event log
+keeps the lengths, in response tokens, of all generated samples, of those not lost to age (`fresh`), and of the trained
+ones: over the run, over the last groups, by dataset and by prompt.
+
+Example: samples of 10 and 30 tokens are generated, and age drops the second. The ratio is 10 / 20 = 0.5.
 """
 
 from collections import Counter, defaultdict, deque
@@ -18,12 +20,12 @@ from asyncrl.engine.records.group import DATASET, PROMPT, RESPONSE_TOKENS, TRAIN
 
 WINDOW_GROUPS = 256
 _QUARTERS = 4
-# This fold runs while the run does, and a run has few different fates.
+# This fold is on the run's critical path, and a run has few different fates.
 _split = lru_cache(1024)(split_fate)
 
 
 class Lengths:
-    """Samples by length."""
+    """Number of samples by length in tokens."""
 
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()
@@ -43,7 +45,7 @@ class Lengths:
 
 @dataclass(slots=True)
 class _Sums:
-    """Samples and tokens generated, and of them not lost to age; groups cancelled for age."""
+    """Samples and tokens that were generated, those of them not lost to age, and groups cancelled for age."""
 
     generated: int = 0
     generated_tokens: int = 0
@@ -85,10 +87,10 @@ class LengthBias:
         self._whole = _Sums()
         self._recent = _Sums()
         self._window: deque[_Sums] = deque()
-        # Trainable tokens of trained samples, and tokens that steps have trained.
+        # Trainable tokens of trained samples; tokens that steps have trained. The difference was withheld.
         self._trainable_tokens = 0
         self._stepped_tokens = 0
-        # By group: prompt, dataset, and once they are known the lengths; and the trainable tokens.
+        # By unsettled group: prompt, dataset and lengths (None before the put); trainable tokens.
         self._waiting: dict[int, tuple[int | str, str, list[int] | None]] = {}
         self._trainable: dict[int, list[int]] = {}
 
@@ -119,7 +121,7 @@ class LengthBias:
                     self._count(prompt, dataset, _Sums(cancelled=1))
 
     def _end(self, prompt: int | str, dataset: str, samples: Counter[tuple[str, int]]) -> None:
-        """Count a group that was generated: how many samples by fate and length. A failed one has no length."""
+        """Count a generated group; `samples` are counts by fate and length. Failed samples have no length."""
         sums = _Sums()
         trained_tokens = 0
         generated, trained = self.by_dataset[dataset]
@@ -158,7 +160,7 @@ class LengthBias:
 
     @property
     def withheld_tokens(self) -> int:
-        """Tokens of trained samples that were too old to be trained on themselves (mode `tokens`)."""
+        """Tokens of trained samples that were too old to be trained on (mode `tokens`)."""
         return max(0, self._trainable_tokens - self._stepped_tokens)
 
     @property
@@ -167,10 +169,9 @@ class LengthBias:
 
     @property
     def ratio(self) -> float | None:
-        """Mean length of what age let through over mean length generated; 1 is fair.
+        """Mean length of the samples that age let through over the mean length generated; 1 is unbiased.
 
-        None before there is any, and once groups were cancelled: how long they would have become is
-        not known, and they are the long ones.
+        None before the first, and if groups were cancelled: those are the long ones, and their length is not known.
         """
         return self._whole.ratio
 
@@ -180,9 +181,10 @@ class LengthBias:
         return self._recent.ratio
 
     def warns(self, below: float) -> bool:
-        """Whether of the last `WINDOW_GROUPS` groups some were cancelled, all were lost, or the ratio is under `below`.
+        """Whether, in the last `WINDOW_GROUPS` groups, some were cancelled, all were lost, or the ratio is under
+        `below`.
 
-        False before there are so many.
+        False before there are that many groups.
         """
         if len(self._window) < WINDOW_GROUPS:
             return False
@@ -210,7 +212,7 @@ class LengthBias:
         }
 
     def _quarters(self) -> list[dict[str, Any]]:
-        """Return, by quarter of generated samples from short to long, how many came through and were trained."""
+        """Return, for each quarter of the generated samples from short to long, how many were fresh and trained."""
         out: list[dict[str, Any]] = []
         seen = 0
         for length in sorted(self.generated.counts):

@@ -1,7 +1,7 @@
-"""One writer a log: a lock beside it, which the kernel gives back when its process ends, however it ends.
+"""One writer per log: a lock beside it, which the kernel releases when its process ends, however it ends.
 
-Invariant: of all processes of a host, and of several on a file system that shares its locks, one at
-most holds the lock of a log. Readers do not ask for it.
+Invariant: at most one process holds the lock of a log, among the processes of one host and of other hosts if the file
+system shares its locks. Readers need no lock.
 """
 
 import errno
@@ -18,22 +18,23 @@ from asyncrl.engine.errors import TraceError
 
 log = structlog.get_logger()
 
-# A file system without locks, such as some that are mounted over a network.
+# Errors of a file system without locks, such as some network file systems.
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 class LogLock:
     """The right to write the log whose growing file is `growing`; TraceError if another writer has it.
 
-    The file `events.lock` says who has it, for the one who asks next. One that a dead process left
-    locks nothing.
+    The file `events.lock` names its owner, for the error of the next one. The file alone locks nothing, so one that
+    a dead process left does no harm.
     """
 
     def __init__(self, growing: Path) -> None:
         self._growing = growing
         self._path = growing.with_suffix(".lock")
         self._file = self._acquire()
-        # The holder before may have let go, and removed its file, after it was opened here and before it was locked.
+        # The owner before may have removed the file after it was opened here and before it was locked. This lock would
+        # then be on a file that nobody else sees, and a second writer would get one of its own.
         while not self._is_there():
             self._file.close()
             self._file = self._acquire()
@@ -42,9 +43,9 @@ class LogLock:
         self._file.flush()
 
     def release(self) -> None:
-        """Let another writer have the log; a second time changes nothing."""
+        """Release the lock; a second call does nothing."""
         if not self._file.closed:
-            with suppress(OSError):  # A disk that takes nothing more; the lock itself goes with the file's end.
+            with suppress(OSError):  # On a full disk; closing the file releases the lock.
                 self._path.unlink()
             with suppress(OSError):
                 self._file.close()
@@ -55,18 +56,22 @@ class LogLock:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            # It may not have come to writing who it is.
+            # Its owner may not have written its name yet.
             holder = file.read().decode(errors="replace") or "another process"
             file.close()
             raise TraceError(
                 f"the event log in {self._growing.parent} is being written by {holder}; a log has one writer. "
-                "Wait for that process or end it, or name another folder (run.directory, --run-dir)"
+                "Wait for that process, end it, or choose another folder (run.directory, --run-dir)"
             ) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 file.close()
                 raise
-            log.warning("nothing keeps a second writer from this log", path=str(self._growing), error=str(error))
+            log.warning(
+                "the file system has no locks, so a second writer of this log would go unnoticed",
+                path=str(self._growing),
+                error=str(error),
+            )
         return file
 
     def _is_there(self) -> bool:

@@ -1,4 +1,4 @@
-"""The event log: one writer, append only; every fold sees each event as it is written."""
+"""The event log: append-only, with one writer. Every fold sees each event as it is appended."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +19,9 @@ __all__ = ["FILE_NAME", "EventLog", "Fold", "effective_events", "fold_events", "
 
 
 class Fold(Protocol):
-    """Something that an event log folds into.
+    """Anything that takes the events of a log one by one.
 
-    A fold that has `kinds`, the types of events that it looks at, is given no others while a log is written.
+    A fold may have `kinds`, the types of events that it looks at; while a log is written it is given only those.
     """
 
     def apply(self, event: AnyEvent) -> None: ...
@@ -30,8 +30,8 @@ class Fold(Protocol):
 class EventLog:
     """Numbers events and hands them to `folds`; with a `path` it also writes them there.
 
-    When the file fails (a full disk), `on_failure` is told, once, and events go on to the folds: whatever ends
-    the run appends to this log. Without `on_failure` the error is raised.
+    If the file cannot be written (a full disk), `on_failure` is called once and the folds still get all events,
+    because ending the run appends more. Without `on_failure` the error is raised.
 
     A log that is there already is continued: numbers and times follow its last whole event, and a
     torn last line goes. TraceError if it is of a newer schema, or if another process, or another EventLog,
@@ -57,7 +57,7 @@ class EventLog:
         self._wall = wall
         self._start = clock()
         self._folds = tuple(folds)
-        # By type of event; most of them concern one fold or none.
+        # By type of event, because most types concern one fold or none.
         self._applies: dict[type, list[Callable[[Any], None]]] = {}
         self._path = path
         self._writer: Writer | None = None
@@ -76,7 +76,7 @@ class EventLog:
                 raise
 
     def add(self, fold: Fold) -> None:
-        """Let `fold` see every event from now on."""
+        """Give every event from now on to `fold`."""
         self._folds = (*self._folds, fold)
         self._applies.clear()
 
@@ -103,17 +103,17 @@ class EventLog:
             self._fail(failed)
 
     def resume(self, checkpoint: str, *, after: int) -> None:
-        """Go on from a checkpoint that holds everything up to event `after`; the rest of the log is void.
+        """Continue from a checkpoint that holds everything up to event `after`; later events become void.
 
         For resume, which does not exist yet. The folds, which must be new, are given the events that count, then
         the `Resumed` event that says so. ValueError if the log has no such event, or was appended to already.
         """
         if self._path is None or not 0 < after <= self._found:
             raise ValueError(
-                f"event {after} cannot be resumed from; the log had events up to {self._found} when opened"
+                f"cannot resume from event {after}; the log had events up to {self._found} when it was opened"
             )
         if self._seq != self._found:
-            raise ValueError("a log is resumed before anything is appended to it")
+            raise ValueError("cannot resume: something was already appended to this log")
         for event in effective_events(self._path if self._path.name != FILE_NAME else self._path.parent, up_to=after):
             for fold in self._folds:
                 fold.apply(event)
@@ -138,7 +138,7 @@ class EventLog:
                     self._lock.release()
 
     def _fail(self, error: OSError) -> None:
-        """Let go of the file, which is torn where it failed."""
+        """Close the file, which ends with a torn line, and report the error."""
         writer, self._writer = self._writer, None
         if writer is not None:
             with suppress(OSError, ValueError):
@@ -155,22 +155,22 @@ class EventLog:
 
     @property
     def writer(self) -> Writer | None:
-        """What puts events into the file; None without one."""
+        """What writes the events to the file; None without a file."""
         return self._writer
 
 
 def read_events(path: Path) -> Iterator[AnyEvent]:
     """Yield the events of a run folder, or of one file of its log, of this or any older schema.
 
-    A torn last line is passed over; any other bad line, and a segment that breaks off, raises
-    TraceError with file and line, as does a log of a newer schema. FileNotFoundError if there is no log.
+    A torn last line is ignored. TraceError, with file and line, for any other bad line, a segment that breaks off,
+    or a newer schema. FileNotFoundError if there is no log.
     """
     for _, event in located_events(path):
         yield event
 
 
 def located_events(path: Path) -> Iterator[tuple[str, AnyEvent]]:
-    """Yield events as `read_events` does, each with its file and line in words."""
+    """Yield events as `read_events` does, each with its place as text: `events.jsonl, line 7`."""
     decode = msgspec.json.Decoder(AnyEvent).decode
     for file in segment_files(path) if path.is_dir() else [path]:
         for number, line in enumerate(read_lines(file), start=1):
@@ -186,7 +186,7 @@ def located_events(path: Path) -> Iterator[tuple[str, AnyEvent]]:
 
 
 def _check_schema_of(line: bytes) -> None:
-    """Say of a line that cannot be read that it starts a log of a newer schema, if it does."""
+    """TraceError about the schema if a line that cannot be read starts a log of a newer schema."""
     try:
         schema = msgspec.json.decode(line).get("schema")
     except (*UNREADABLE, AttributeError):
@@ -196,9 +196,9 @@ def _check_schema_of(line: bytes) -> None:
 
 
 def effective_events(path: Path, *, up_to: int | None = None) -> Iterator[AnyEvent]:
-    """Yield the events that count: all but those that a later `Resumed` made void.
+    """Yield the events that count: all but those that a later `Resumed` voided.
 
-    With `up_to`, as if the log were resumed now from event `up_to`.
+    With `up_to`: as if the log were resumed now from event `up_to`.
     """
     void = _void_numbers(path, up_to)
     for event in read_events(path):
@@ -207,14 +207,14 @@ def effective_events(path: Path, *, up_to: int | None = None) -> Iterator[AnyEve
 
 
 def _void_numbers(path: Path, up_to: int | None) -> list[range]:
-    """Return the numbers that resumes made void; a void resume makes nothing void."""
+    """Return the numbers that resumes voided; a resume that is itself void has no effect."""
     decode = msgspec.json.Decoder(AnyEvent).decode
     void = [] if up_to is None else [range(up_to + 1, sys.maxsize)]
     for file in reversed(segment_files(path) if path.is_dir() else [path]):
         for line in reversed([line for line in read_lines(file) if b'"resumed"' in line]):
             try:
                 event: AnyEvent = decode(line)
-            except UNREADABLE:  # Whoever reads the events comes to this line too, and names it.
+            except UNREADABLE:  # Reading the events will name this line.
                 continue
             if isinstance(event, Resumed) and not any(event.seq in numbers for numbers in void):
                 void.append(range(event.after + 1, event.seq))
@@ -222,7 +222,7 @@ def _void_numbers(path: Path, up_to: int | None) -> list[range]:
 
 
 def fold_events(path: Path, *folds: Fold) -> None:
-    """Apply the events that count to `folds`."""
+    """Give the events that count to `folds`."""
     for event in effective_events(path):
         for fold in folds:
             fold.apply(event)

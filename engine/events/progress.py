@@ -11,7 +11,7 @@ WINDOW = 10
 
 
 class Means:
-    """The first `WINDOW` and the last `keep` (sum, count) pairs, and their means; NaN-free, None when empty."""
+    """The first `WINDOW` and the last `keep` (sum, count) pairs, and their means: None, never NaN, if empty."""
 
     def __init__(self, keep: int = WINDOW) -> None:
         self.first: list[tuple[float, int]] = []
@@ -30,7 +30,7 @@ class Means:
     def recent(self, pairs: int) -> list[tuple[float, int]]:
         """Return the last `pairs` pairs; ValueError if fewer than that are kept."""
         if pairs > (self._recent.maxlen or 0):
-            raise ValueError(f"{pairs} batches were asked for, but only the last {self._recent.maxlen} are kept")
+            raise ValueError(f"cannot return {pairs} batches: only the last {self._recent.maxlen} are kept")
         return list(self._recent)[-pairs:]
 
     @staticmethod
@@ -40,10 +40,10 @@ class Means:
 
 
 class Progress:
-    """What the user watches. `rewards` is over all samples judged, `trained_rewards` over trained ones.
+    """What the user watches. `rewards` covers all judged samples, `trained_rewards` the trained ones.
 
-    `reward_window` is the largest number of batches that `mean_of_last` will be asked for. `alarms` say what
-    is wrong; give some that speak, or they only count.
+    `reward_window` is the largest number of batches that `mean_of_last` can average. `alarms` are those to feed; by
+    default they count and do not warn.
     """
 
     kinds = tuple({*LengthBias.kinds, *Alarms.kinds, BatchJudged})
@@ -82,7 +82,7 @@ class Progress:
                 self.generated_tokens += sum(event.tags.get("response_tokens", ()))
 
     def mean_of_last(self, batches: int) -> float | None:
-        """Return the mean reward of the last batches, None before there are so many."""
+        """Return the mean reward of the last `batches` batches; None if there were fewer."""
         if self.batches < batches:
             return None
         return Means.mean(self.rewards.recent(batches))

@@ -1,8 +1,8 @@
-"""Which prompts lose their answers to age: those whose answers are long lose them again and again.
+"""Which prompts lose their answers to age. Prompts with long answers lose them again and again.
 
-Invariant: at most `limit` prompts are counted. Over that, half of them are let go, chosen by a hash of
-their number, and so on (adaptive sampling: Flajolet, On adaptive sampling, Computing 43, 1990); shares
-among those counted stand for all prompts, and `sampled` says how large a part they are.
+Invariant: at most `limit` prompts are counted. Whenever there are more, half of them are dropped, chosen by a hash of
+their id (adaptive sampling: Flajolet, On adaptive sampling, Computing 43, 1990). Shares among the counted prompts are
+estimates for all prompts, and `sampled` is the share of prompts that are counted.
 """
 
 import heapq
@@ -16,7 +16,7 @@ _WORST = 5
 
 @dataclass(slots=True)
 class PromptTally:
-    """Groups of one prompt that ended, and their response tokens. A cancelled group has no tokens to count."""
+    """The finished groups of one prompt, and their response tokens. A cancelled group has no tokens to count."""
 
     prompt: int | str
     dataset: str
@@ -28,12 +28,12 @@ class PromptTally:
 
     @property
     def mostly_lost(self) -> bool:
-        """Whether age took more than half of its tokens, or of its groups."""
+        """Whether the prompt lost more than half of its tokens or groups to age."""
         return 2 * self.lost_tokens > self.generated_tokens or 2 * self.lost_groups > self.groups
 
 
 class PromptWaste:
-    """Tallies by prompt."""
+    """Tallies of groups and tokens by prompt."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
@@ -44,7 +44,7 @@ class PromptWaste:
     def add(
         self, prompt: int | str, dataset: str, *, generated: int, lost: int, trained: int, lost_group: bool
     ) -> None:
-        """Count a group that ended, in response tokens; a `lost_group` has nothing that age let through."""
+        """Count a finished group, in response tokens; of a `lost_group` age let nothing through."""
         if self._mask and _hash(prompt) & self._mask:
             return
         tally = self._tallies.get(prompt)
@@ -61,10 +61,10 @@ class PromptWaste:
             self._halve()
 
     def summary(self) -> dict[str, Any]:
-        """Return how many prompts were counted and lost, how unevenly, and those that lost most.
+        """Return how many prompts were counted and mostly lost, how unevenly, and those that lost most.
 
-        `waste_gini` is the Gini coefficient of tokens lost by prompt: 0 if all lose alike, near 1 if few
-        bear it all; null where none was lost.
+        `waste_gini` is the Gini coefficient of lost tokens by prompt: 0 if all prompts lose the same, near 1 if a few
+        lose almost everything, None if nothing was lost.
         """
         tallies = self._tallies.values()
         worst = heapq.nsmallest(
@@ -88,7 +88,7 @@ class PromptWaste:
 def gini(values: list[int]) -> float | None:
     """Return the Gini coefficient of non-negative values: half their mean difference over their mean; None if all 0.
 
-    With values sorted and counted from 1: (2 Σ i·xᵢ / Σ xᵢ - n - 1) / n.
+    With sorted values numbered from 1: (2 Σ i·xᵢ / Σ xᵢ - n - 1) / n. Example: 0, 0, 0, 8 gives 0.75.
     """
     total, n = sum(values), len(values)
     if not total:

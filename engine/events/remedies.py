@@ -1,4 +1,4 @@
-"""What would help against a cause for which samples are lost, with the options of the run in force."""
+"""What would help against a cause of lost samples, with the run's options and their values."""
 
 import re
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _FLAT = (
     "rewards within a group do not differ: take prompts that are neither solved nor hopeless, "
     "or raise {rollout.group_size}"
 )
-# By reason. {section.key} stands for the option with its value.
+# By reason. {section.key} is replaced by the option and its value.
 _REMEDIES = {
     OVER_BUDGET: "raise {trainer.micro_batch_tokens}, or lower {rollout.max_new_tokens}",
     STALE: _AGE,
@@ -56,7 +56,7 @@ _OPTION = re.compile(r"\{([\w.]+)\}")
 
 
 def remedy(fate: str, config: Mapping[str, Any]) -> str:
-    """Return what would help against a written fate; `config` is as in `run_started`, and may lack anything."""
+    """Return what would help against a fate; `config` is that of `run_started`, and may lack keys."""
     kind, reason = split_fate(fate)
     text = _REMEDIES.get(reason)
     if text is None:
@@ -65,12 +65,12 @@ def remedy(fate: str, config: Mapping[str, Any]) -> str:
 
 
 def filter_of(reason: str) -> str:
-    """Return the filter whose reason this is."""
+    """Return the name of the filter that gives this reason."""
     return reason.partition("/")[0]
 
 
 def with_options(text: str, config: Mapping[str, Any]) -> str:
-    """Write each {section.key} of a text with the value in force, where that is known."""
+    """Replace each {section.key} in a text by the option and its value, if known."""
     return _OPTION.sub(lambda found: _named(found[1], config), text)
 
 

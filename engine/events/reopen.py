@@ -1,7 +1,7 @@
-"""Making an existing log whole again, so that a writer can go on with it.
+"""Repairs an existing log so that a writer can continue it.
 
-Invariant: no whole line is lost. What a crash left half done is finished: a torn last line goes, and
-so does what a compression had begun; segments that the index lacks come into it.
+Invariant: no whole line is lost. A torn last line and half-written compressed files are removed; segments that the
+index lacks are added to it.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from asyncrl.engine.events.types import UNREADABLE, check_schema
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Where a log ends. `seq` and `t` are its last event's; the growing file begins with event `first`, 0 if empty."""
+    """The end of a log: number and time of its last event. The growing file begins with event `first`, 0 if empty."""
 
     seq: int = 0
     t: float = 0.0
@@ -26,7 +26,7 @@ class Tail:
 
 
 class _Any(msgspec.Struct):
-    """What every event has, whatever its type, and the schema of those that tell it."""
+    """The fields that every event has, and the schema, which `run_started` has."""
 
     seq: int
     t: float
@@ -35,7 +35,7 @@ class _Any(msgspec.Struct):
 
 @dataclass(slots=True)
 class _File:
-    """The numbers and whole lines of one file."""
+    """Event numbers, last time and size of the whole lines of one file."""
 
     path: Path
     first: int = 0
@@ -45,7 +45,7 @@ class _File:
 
     @classmethod
     def read(cls, path: Path) -> "_File":
-        """Read a file to its end; TraceError for a last line that is no event, or for a newer schema."""
+        """Read a file to its end; TraceError if its last line is not an event, or its schema is newer."""
         file, last = cls(path), b""
         for line in read_lines(path):
             file.bytes += len(line)
@@ -64,15 +64,15 @@ def _event(path: Path, line: bytes) -> _Any:
     try:
         event = msgspec.json.decode(line, type=_Any)
     except UNREADABLE as error:
-        raise TraceError(f"{path.name} holds a line that is no event: {error}") from error
+        raise TraceError(f"{path.name} has a line that is not an event: {error}") from error
     check_schema(event.schema)
     return event
 
 
 def reopen(growing: Path) -> Tail:
-    """Bring the files of a log in order and return its tail; an empty one if there is no log yet.
+    """Repair the files of a log and return its tail; an empty tail if there is no log yet.
 
-    TraceError for a log of a newer schema than this asyncrl writes, or one whose last line is no event.
+    TraceError if the schema is newer than the one that this asyncrl writes, or if the last line is not an event.
     """
     folder = growing.parent
     try:

@@ -1,8 +1,8 @@
 """The files of an event log: one that grows, `events.jsonl`, and finished segments beside it.
 
-Invariant: every line stands in one segment, in order; a finished segment (`events-000001.jsonl`, and
-`.gz` once it is compressed) never changes. `events.index.json` says which numbers stand where; it
-only saves time and can always be made anew.
+Invariant: every line is in one segment, in order; a finished segment (`events-000001.jsonl`, with `.gz` once it is
+compressed) never changes. `events.index.json` says which numbers are in which segment. It only saves time and can
+always be rebuilt.
 """
 
 import gzip
@@ -23,7 +23,7 @@ _FINISHED = "events-??????.jsonl"
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished segment: its file, the numbers of its first and last event, and its lines' bytes."""
+    """One finished segment: its file, the numbers of its first and last event, and the bytes of its lines."""
 
     file: str
     first: int
@@ -37,19 +37,19 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_index(folder: Path) -> Index:
-    """Return the index of a folder, an empty one if there is none. TraceError if it is damaged."""
+    """Return the index of a folder, or an empty one. TraceError if it is damaged."""
     path = folder / INDEX
     try:
         return msgspec.json.decode(path.read_bytes(), type=Index) if path.exists() else Index()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TraceError(f"{INDEX} is no index: {error}; it can be deleted") from error
+        raise TraceError(f"{INDEX} is not a valid index: {error}; it can be deleted") from error
 
 
 def segment_files(folder: Path) -> list[Path]:
     """List the files of a log in the order of their events; FileNotFoundError if there are none."""
     finished: dict[str, Path] = {}
     for path in (*folder.glob(f"{_FINISHED}.gz"), *folder.glob(_FINISHED)):
-        # Both exist if a crash came between the compression and the removal; they hold the same.
+        # Both exist if a crash came between compression and removal. Their content is the same, so one is read.
         finished[path.name.removesuffix(".gz")] = path
     files = [finished[name] for name in sorted(finished)]
     if (folder / FILE_NAME).exists():
@@ -60,7 +60,7 @@ def segment_files(folder: Path) -> list[Path]:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the whole lines of one file; a torn last one is passed over.
+    """Yield the whole lines of one file; a torn last line is ignored.
 
     TraceError for a compressed file that is damaged or breaks off: it was whole when it was finished.
     """
@@ -70,22 +70,22 @@ def read_lines(path: Path) -> Iterator[bytes]:
                 if line.endswith(b"\n"):
                     yield line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(f"{path.name} is no whole compressed file: {error}") from error
+        raise TraceError(f"{path.name} is not a complete compressed file: {error}") from error
 
 
 class Finisher:
-    """Makes finished segments of the growing file. `segments` are those that there are already."""
+    """Turns the growing file into finished segments. `segments` are those that exist already."""
 
     def __init__(self, growing: Path, segments: Sequence[Segment] = ()) -> None:
         self._growing = growing
         self._segments = list(segments)
-        # One thread names segments while another compresses them.
+        # One thread names segments while another compresses; both write the index.
         self._lock = threading.Lock()
         if segments:
             self._write_index()
 
     def rename(self, first: int, last: int) -> Path:
-        """Give the growing file, whole and closed, its number."""
+        """Rename the growing file, which is complete and closed, to a numbered segment; return its path."""
         with self._lock:
             growing = self._growing
             number = 1 + max((int(segment.file.split(".")[0][-6:]) for segment in self._segments), default=0)
@@ -96,7 +96,7 @@ class Finisher:
             return path
 
     def compress(self, path: Path) -> None:
-        """Replace a finished segment by its compressed form; at every moment one of them is whole."""
+        """Replace a finished segment by its compressed form. At every moment one of the two is complete."""
         packed, part = path.with_name(f"{path.name}.gz"), path.with_name(f"{path.name}.gz.part")
         with path.open("rb") as source, gzip.open(part, "wb", compresslevel=1) as target:
             shutil.copyfileobj(source, target, 1 << 20)
@@ -115,6 +115,6 @@ class Finisher:
 
 
 def _sync(path: Path) -> None:
-    """Bring a file to the disk, so that the one which it replaces may go."""
+    """Sync a file, so that the file that it replaces can be removed."""
     with path.open("rb") as file:
         os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""The final summary, `summary.json`: stable keys, folded from the event log."""
+"""The final summary, `summary.json`. Its keys are stable, and it follows from the event log."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ class Ends:
 def summarise_log(
     ledger: Ledger, progress: Progress, ends: Ends, *, started_wall: float = 0.0, bias_warning: float | None = None
 ) -> dict[str, Any]:
-    """Build the summary from folds alone; a log without a beginning began at `started_wall`."""
+    """Build the summary from folds only; `started_wall` is used if the log lacks its beginning."""
     started, ended = ends.started, ends.ended
     if started is not None:
         started_wall = started.wall if started.process_wall is None else started.process_wall

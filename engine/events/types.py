@@ -1,4 +1,4 @@
-"""The event log's types: one JSON object a line, tagged by `type`.
+"""The event types of the log: one JSON object per line, tagged by `type`.
 
 `seq` is monotonic, `t` seconds since the run began (the run's own clock), `wall` Unix time.
 Keys, groups and versions are those of the data plane. A field added by a later schema has a
@@ -20,10 +20,10 @@ AGE_REASONS = ("staleness/stale", "staleness/stale_tokens")
 """The filters' reasons about age in a log that does not name them."""
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding a line raises if it is no event: RecursionError for JSON that is nested too deep."""
+"""What decoding a line raises if it is not an event; RecursionError is for JSON that is nested too deep."""
 
 
-# Events hold no cycles, so the garbage collector, which would walk all that a reader keeps, passes over them.
+# Events have no cycles. Without `gc=False` the garbage collector would walk all events that a reader keeps.
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", gc=False):
     """The base of all events; the log fills in `seq`, `t` and `wall`."""
 
@@ -51,7 +51,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
 
 
 class Dispatched(Event, frozen=True, kw_only=True, tag="dispatched"):
-    """A group was granted. `retry_of` is the group whose prompt this issues again."""
+    """A group was dispatched. `retry_of` is the earlier group of the same prompt that this one repeats."""
 
     group: int
     prompt: int | str
@@ -63,7 +63,7 @@ class Dispatched(Event, frozen=True, kw_only=True, tag="dispatched"):
 
 
 class Span(Event, frozen=True, kw_only=True, tag="span"):
-    """Response tokens of a group that one version produced; one event a version, oldest first."""
+    """Response tokens of a group that one version produced; one event per version, oldest first."""
 
     group: int
     version: int
@@ -71,7 +71,7 @@ class Span(Event, frozen=True, kw_only=True, tag="span"):
 
 
 class Finished(Event, frozen=True, kw_only=True, tag="finished"):
-    """A group is generated and scored. `seconds` since its collector took it up; null if that is not known."""
+    """A group is generated and scored. `seconds` since its collector took it up; null if not known."""
 
     group: int
     tokens: int
@@ -94,7 +94,7 @@ class GroupFailed(Event, frozen=True, kw_only=True, tag="group_failed"):
 
 
 class Claimed(Event, frozen=True, kw_only=True, tag="claimed"):
-    """Groups were claimed, at most `asked` of them (null: not known)."""
+    """Groups were claimed; the claim asked for at most `asked` groups (null: not known)."""
 
     claim: str
     fence: int
@@ -109,7 +109,8 @@ class ClaimReturned(Event, frozen=True, kw_only=True, tag="claim_returned"):
 
 
 class OwnerDead(Event, frozen=True, kw_only=True, tag="owner_dead"):
-    """An actor, or a driver with claims, died or was declared dead, of `error`; what it had claimed is ready again."""
+    """An actor, or a driver with claims, died or was declared dead; `error` is the cause. Its groups are ready
+    again."""
 
     owner: str
     groups: list[int]
@@ -132,7 +133,7 @@ class Judged(Event, frozen=True, kw_only=True, tag="judged"):
 
 
 class BatchJudged(Event, frozen=True, kw_only=True, tag="batch_judged"):
-    """A batch is complete. Rewards are of all its samples that have a finite one, before any filter."""
+    """A batch is complete. The rewards are those of all its samples with a finite reward, before any filter."""
 
     batch: int
     judged: int
@@ -143,26 +144,26 @@ class BatchJudged(Event, frozen=True, kw_only=True, tag="batch_judged"):
 
 
 class BatchTaken(Event, frozen=True, kw_only=True, tag="batch_taken"):
-    """The trainer took a batch: what is judged from here on is for the version after it."""
+    """The trainer took a batch: groups judged from here on will be trained at the next version."""
 
     batch: int
 
 
 class BatchGivenUp(Event, frozen=True, kw_only=True, tag="batch_given_up"):
-    """A batch that was taken makes no step: no sample of it can be trained."""
+    """A batch that was taken makes no step, because none of its samples can be trained."""
 
     batch: int
 
 
 class Measured(Event, frozen=True, kw_only=True, tag="measured"):
-    """The ranks measured log π - log π_sampler on a batch: by key the largest size, and the mean."""
+    """The ranks measured log π - log π_sampler on a batch: by key the largest absolute value, and the mean."""
 
     batch: int
     log_ratios: dict[str, list[Any]]
 
 
 class VersionSet(Event, frozen=True, kw_only=True, tag="version_set"):
-    """The trainer is at a version that no step of this log made: restored, or set by a script."""
+    """The trainer is at a version that no step of this log made: it was restored, or set by a script."""
 
     version: int
 
@@ -242,7 +243,7 @@ class Published(Event, frozen=True, kw_only=True, tag="published"):
 
 
 class Settled(Event, frozen=True, kw_only=True, tag="settled"):
-    """The one fate of each sample of a group, in the order of its indexes."""
+    """The fate of each sample of a group, in the order of the indexes."""
 
     group: int
     fates: list[str]
@@ -262,7 +263,7 @@ class Checkpointed(Event, frozen=True, kw_only=True, tag="checkpointed"):
 
 
 class Resumed(Event, frozen=True, kw_only=True, tag="resumed"):
-    """The run goes on from a checkpoint: events with a number above `after`, up to this one, are void.
+    """The run continues from a checkpoint: events after number `after`, up to this one, are void.
 
     For resume, which does not exist yet. `after` is the number of the last event that the checkpoint holds.
     """
@@ -316,7 +317,7 @@ AnyEvent = (
 
 
 def check_schema(schema: int) -> None:
-    """Refuse a schema that came after this asyncrl: TraceError with both numbers."""
+    """TraceError, with both numbers, if a schema is newer than this asyncrl's."""
     if schema > SCHEMA:
         raise TraceError(
             f"the log has schema {schema}, and this asyncrl reads up to {SCHEMA}; "
@@ -345,7 +346,7 @@ def digest(tags: Mapping[str, Any]) -> int:
 
 
 def digest_written(tags: Mapping[str, Any]) -> int:
-    """Return the digest of tags that are in their written form already."""
+    """Return the digest of tags that are already in their written form."""
     try:
         return zlib.crc32(_encode(dict(sorted(tags.items()))))
     except UnicodeEncodeError:  # In the order of the names as they are written.

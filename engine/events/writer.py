@@ -1,6 +1,6 @@
-"""Puts events into files: in the caller's thread, or in one of its own, off the critical path.
+"""Writes events to files: in the caller's thread, or in a thread of its own, off the critical path.
 
-Invariant: lines come in the order of `write`; after `close` all of them are on the disk.
+Invariant: lines are in the order of `write`; after `close` all of them are on disk.
 """
 
 import os
@@ -18,8 +18,8 @@ from asyncrl.engine.events.segments import Finisher
 from asyncrl.engine.events.types import AnyEvent, Checkpointed, encoded
 
 SEGMENT_BYTES = 64 << 20
-_LULL_S = 0.2
-_MOST_PENDING = 100_000
+_WRITE_EVERY_S = 0.2
+_MAX_PENDING = 100_000
 _CHUNK = 4096
 
 
@@ -32,9 +32,9 @@ class Writer(Protocol):
 
 
 class FileWriter:
-    """Writes lines in the caller's thread, behind the `tail` of a log that is there already.
+    """Writes lines in the caller's thread, after the `tail` of an existing log.
 
-    A file of `segment_bytes` or more is finished and given to `compress`. A checkpoint is synced.
+    A file of `segment_bytes` or more is finished and given to `compress`. A checkpoint syncs the file.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class FileWriter:
         self.write_many((event,))
 
     def write_many(self, events: Sequence[AnyEvent]) -> None:
-        """Write events in one call to the file; a segment may end at any of them."""
+        """Write events with one call to the file; a segment may end at any of them."""
         lines: list[bytes] = []
         size = self._bytes
         first = self._first
@@ -112,11 +112,11 @@ class FileWriter:
 
 
 class ThreadedWriter:
-    """Encodes and writes in one thread, compresses in another; the caller pays for an append to a list.
+    """Encodes and writes in one thread and compresses in another; the caller only appends to a list.
 
-    What is written is in the file a fifth of a second later. The thread looks for it by itself: to wake it
-    at each step would have the caller wait for it where cores are busy. An error of the thread is raised in
-    the caller's next call. `cpu_s` is what both threads used.
+    Events are in the file 0.2 s later. The thread looks for them by itself: if each step woke it, the caller would
+    wait for it on busy cores. An error of the thread is raised by the caller's next call. `cpu_s` is the CPU time of
+    both threads.
     """
 
     def __init__(self, path: Path, *, tail: Tail | None = None, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -133,19 +133,19 @@ class ThreadedWriter:
 
     def write(self, event: AnyEvent) -> None:
         self._pending.append(event)
-        if len(self._pending) >= _MOST_PENDING:
+        if len(self._pending) >= _MAX_PENDING:
             with self._wake:
                 self._wake.notify_all()
-                self._wake.wait_for(lambda: len(self._pending) < _MOST_PENDING or self._error is not None)
+                self._wake.wait_for(lambda: len(self._pending) < _MAX_PENDING or self._error is not None)
         if self._error is not None:
             self._raise()
 
     def flush(self) -> None:
-        """Raise an error of the thread; what is written is in the file soon without being asked for."""
+        """Raise an error of the thread, if there is one; the thread writes by itself."""
         self._raise()
 
     def close(self) -> None:
-        """Return when all is on the disk and compressed."""
+        """Return when everything is on disk and compressed."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
@@ -163,15 +163,15 @@ class ThreadedWriter:
             closing = False
             while not closing:
                 with self._wake:
-                    self._wake.wait_for(self._due, timeout=_LULL_S)
+                    self._wake.wait_for(self._due, timeout=_WRITE_EVERY_S)
                     closing = self._closing
-                # `write` appends without the lock: what is there now is taken, one by one.
+                # `write` appends without the lock, so events are taken one by one.
                 self._write_pending()
                 with self._wake:
                     self._wake.notify_all()
                 self._writer.flush()
             self._writer.close()
-        except BaseException as error:  # The thread's edge: the caller hears it at its next call.
+        except BaseException as error:  # The thread's edge: the caller's next call raises it.
             self._error = error
             with suppress(OSError, ValueError):
                 self._writer.close()
@@ -186,13 +186,13 @@ class ThreadedWriter:
             self._writer.write_many([self._pending.popleft() for _ in range(count)])
 
     def _due(self) -> bool:
-        return self._closing or len(self._pending) >= _MOST_PENDING
+        return self._closing or len(self._pending) >= _MAX_PENDING
 
     def _start_compressing(self, finisher: Finisher, path: Path) -> None:
         def compress() -> None:
             before = time.thread_time()
             try:
-                # One after the other: the index has one writer at a time.
+                # One after the other, because two writers would spoil the index.
                 if earlier is not None:
                     earlier.join()
                 finisher.compress(path)

@@ -1,6 +1,6 @@
 """A batch's metadata without its tensors. For checkpoints and for stores between nodes, which do not exist yet.
 
-Every transform is pure, keeps tags and lengths with their key, and gives fresh containers.
+Invariant: every method is pure, keeps tags and lengths with their key, and returns new containers.
 """
 
 import copy
@@ -27,7 +27,7 @@ class BatchMeta:
         if not len(self.keys) == len(self.lengths) == len(self.tags):
             raise TagError(f"{len(self.keys)} keys, {len(self.lengths)} lengths and {len(self.tags)} tags disagree")
         if len(set(self.keys)) != len(self.keys):
-            raise TagError("a key stands twice in a batch")
+            raise TagError("a key occurs twice in a batch")
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -51,20 +51,20 @@ class BatchMeta:
         return [at[key] for key in wanted]
 
     def subset(self, keys: Sequence[str]) -> "BatchMeta":
-        """Return the rows of `keys`, in that order; an unknown key is a TagError."""
+        """Return the entries of `keys`, in that order; TagError if a key is unknown."""
         return self._take(self._positions(keys))
 
     def slice(self, start: int, stop: int) -> "BatchMeta":
-        """Return rows `start` to `stop` (exclusive), as Python slices do."""
+        """Return the entries from `start` to `stop` (exclusive), as a Python slice."""
         return self._take(range(*slice(start, stop).indices(len(self))))
 
     def drop(self, keys: Iterable[str]) -> "BatchMeta":
-        """Return all rows but those of `keys`; an unknown key is a TagError."""
+        """Return all entries except those of `keys`; TagError if a key is unknown."""
         gone = set(self._positions(keys))
         return self._take(i for i in range(len(self)) if i not in gone)
 
     def stamp(self, tag: str, values: Sequence[Any]) -> "BatchMeta":
-        """Return a copy in which row i has `tag` = `values[i]`; the lengths must agree."""
+        """Return a copy in which entry i has `tag` = `values[i]`; TagError if the lengths differ."""
         if len(values) != len(self):
             raise TagError(f"{len(values)} values of tag {tag!r} for {len(self)} keys")
         fresh = self._take(range(len(self)))
@@ -75,7 +75,7 @@ class BatchMeta:
 
     @staticmethod
     def concat(parts: Sequence["BatchMeta"]) -> "BatchMeta":
-        """Join batches of one partition, consumer and columns; later bags win on equal names."""
+        """Join batches of the same partition, consumer and columns. On equal names in bags, the later one is taken."""
         if not parts:
             raise TagError("nothing to join")
         partitions = {part.partition for part in parts}

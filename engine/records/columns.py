@@ -1,4 +1,4 @@
-"""Columns of a training group's row, one value a sample.
+"""Columns of a training group's row, with one value per sample.
 
 Every put brings `tokens`: prompt and response ids, int32 (L); and `logprobs`: behaviour
 log-probabilities of the response at the sampling temperature, float32 (response tokens).
@@ -6,8 +6,8 @@ log-probabilities of the response at the sampling temperature, float32 (response
 Later columns, written by the ranks and shaped like `logprobs`: `trainer_logprobs`, under the weights
 at the start of the batch; `reference_logprobs`, under the frozen reference model.
 
-A task may declare extras: further columns that every put brings, one tensor a sample, any shape. Ranks
-read them unasked and hand them to the model by name.
+A task may declare extras: more columns that every put brings, one tensor per sample, of any shape. Ranks always read
+them and pass them to the model by name.
 """
 
 TOKENS = "tokens"
@@ -16,15 +16,15 @@ COLUMNS = (TOKENS, LOGPROBS)
 TRAINER_LOGPROBS = "trainer_logprobs"
 REFERENCE_LOGPROBS = "reference_logprobs"
 
-# Names that no extra can have: the columns, and what a model is given anyway.
+# Names that an extra cannot have: the columns, and arguments that the model is given anyway.
 TAKEN = frozenset(
     {*COLUMNS, TRAINER_LOGPROBS, REFERENCE_LOGPROBS, "input_ids", "attention_mask", "position_ids", "use_cache"}
 )
 
 
 def check_extra(name: str) -> None:
-    """Refuse a name that a column of an extra cannot have: ValueError."""
+    """ValueError if an extra cannot have this name."""
     if not name.isidentifier() or name in TAKEN:
         raise ValueError(
-            f"an extra cannot be called {name!r}: it must be an identifier, and none of {', '.join(sorted(TAKEN))}"
+            f"an extra cannot be called {name!r}: it must be an identifier, and not one of {', '.join(sorted(TAKEN))}"
         )

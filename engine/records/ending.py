@@ -13,7 +13,7 @@ INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """`code` is the process's exit code: 0 done, 1 failed, 128 and a signal's number: interrupted by it."""
+    """`code` is the exit code: 0 done, 1 failed, 128 plus a signal's number if that signal ended the run."""
 
     code: int
     reason: str
@@ -34,7 +34,7 @@ def failure(cause: BaseException) -> Ending:
 
 
 def _place(error: BaseException) -> str:
-    """Say where an error without a message was raised."""
+    """Return where an error without a message was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return "no message"

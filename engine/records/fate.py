@@ -1,4 +1,4 @@
-"""The one terminal state of a sample, and the reasons that asyncrl itself gives.
+"""The fate of a sample, its one final state, and the reasons that asyncrl itself gives.
 
 A fate is written `trained`, or `masked:<reason>`, `dropped:<reason>`, `failed:<reason>`.
 """
@@ -8,7 +8,7 @@ MASKED = "masked"
 DROPPED = "dropped"
 FAILED_FATE = "failed"
 
-# Reasons that no filter owns.
+# Reasons that do not come from a filter.
 STALE = "stale"
 FEW_LIVE = "few_live"
 NAN_REWARD = "nan_reward"
@@ -33,6 +33,6 @@ def failed(reason: str) -> str:
 
 
 def split_fate(fate: str) -> tuple[str, str]:
-    """Return kind and reason of a written fate; the reason of `trained` is empty."""
+    """Return kind and reason of a fate; the reason of `trained` is empty."""
     kind, _, reason = fate.partition(":")
     return kind, reason

@@ -1,7 +1,7 @@
-"""A group as everybody but the store sees it: its keys, and its tags.
+"""A group as everything outside the store sees it: its keys and its tags.
 
-Tags are plain values. A list is per sample, aligned with the keys; anything else belongs to
-the whole group. No tensor is ever a tag.
+Tags are plain values. A list has one value per sample, in the order of the keys; anything else belongs to the whole
+group. A tensor is never a tag.
 """
 
 import math
@@ -24,7 +24,7 @@ TRAINABLE_TOKENS = "trainable_tokens"
 REWARD = "reward"
 STATUS = "status"
 CAUSE = "cause"
-# How many different responses the group has.
+# The number of different responses in the group.
 DISTINCT_RESPONSES = "distinct_responses"
 
 _PLAIN = (int, float, str, bool, type(None))
@@ -35,7 +35,7 @@ FAILED = "failed"
 
 
 def integer_tag(value: Any, *, key: str, tag: str) -> int:
-    """Return `value` as an int; a missing, float or bool value is a TagError naming key and tag."""
+    """Return `value` as an int; TagError, with key and tag, if it is missing, a float or a bool."""
     try:
         if not isinstance(value, bool):
             return operator.index(value)
@@ -45,10 +45,10 @@ def integer_tag(value: Any, *, key: str, tag: str) -> int:
 
 
 def check_tags(tags: Mapping[str, Any], *, key: str) -> None:
-    """Refuse tag values that no log could write: only int, float, str, bool, null or lists of them."""
+    """TagError if a tag is not int, float, str, bool, None or a list of them: a log could not write it."""
     for name, value in tags.items():
         for item in value if isinstance(value, list | tuple) else (value,):
-            # By exact type: a subclass such as NumPy's float64 is a float, but no log can write it.
+            # By exact type: NumPy's float64 is a float too, but the log cannot write it.
             if type(item) not in _PLAIN:
                 raise TagError(
                     f"{key}: tag {name!r} holds {type(item).__name__}; "
@@ -58,7 +58,7 @@ def check_tags(tags: Mapping[str, Any], *, key: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GroupMeta:
-    """One group's keys and tags; reading a tag that is missing is an error naming key and tag."""
+    """One group's keys and tags. Reading a missing tag is a TagError with key and tag."""
 
     keys: tuple[str, ...]
     tags: Mapping[str, Any]
@@ -86,10 +86,10 @@ class GroupMeta:
         return self.tags[name]
 
     def sample_tag(self, name: str) -> tuple[Any, ...]:
-        """Return a per-sample tag, aligned with `keys`."""
+        """Return a tag per sample, in the order of `keys`."""
         value = self.group_tag(name)
         if not isinstance(value, list | tuple):
-            raise TagError(f"{self.keys[0]}: tag {name!r} is {value!r}, not a list with one value a sample")
+            raise TagError(f"{self.keys[0]}: tag {name!r} is {value!r}, not a list with one value per sample")
         return tuple(value)
 
     @property
@@ -108,7 +108,7 @@ class GroupMeta:
 
     @property
     def version(self) -> int:
-        """The oldest weight version that produced any token: the one served at dispatch."""
+        """The oldest weight version that produced a token: the one served at dispatch."""
         return integer_tag(self.group_tag(VERSION), key=self.keys[0], tag=VERSION)
 
     @property
@@ -132,7 +132,7 @@ class GroupMeta:
         return self.sample_tag(STATUS)
 
     def age(self, trainer_version: int) -> int:
-        """Return V minus the oldest version, in versions; a stamp newer than V is a TagError."""
+        """Return V minus the oldest version, in versions; TagError if the stamp is newer than V."""
         age = trainer_version - self.version
         if age < 0:
             raise TagError(
@@ -142,10 +142,10 @@ class GroupMeta:
         return age
 
     def stamp(self, **tags: Any) -> "GroupMeta":
-        """Return a copy with more tags; a list must have one value a sample."""
+        """Return a copy with more tags; a list must have one value per sample."""
         return replace(self, tags={**self.tags, **tags})
 
 
 def is_live_reward(reward: float | None) -> bool:
-    """Say whether a reward can count in a group's statistics: present and finite."""
+    """Return whether a reward counts in a group's statistics: it is present and finite."""
     return reward is not None and math.isfinite(reward)

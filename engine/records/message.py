@@ -1,4 +1,4 @@
-"""What an actor tells the controller, in the order in which it happened there."""
+"""Messages of an actor to the controller, in the order in which things happened at the actor."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from asyncrl.engine.records.group import GroupMeta
 
 @dataclass(frozen=True, slots=True)
 class PutNotice:
-    """A whole group is in the data plane; `seconds` is how long it took to generate, score and put.
+    """A whole group is in the data plane; `seconds` is the time to generate, score and put it.
 
-    `errors` say what went wrong with its failed samples.
+    `errors` describe what went wrong with its failed samples.
     """
 
     group: GroupMeta
@@ -19,7 +19,7 @@ class PutNotice:
 
 @dataclass(frozen=True, slots=True)
 class GroupFailure:
-    """A granted group ended without a put; `error` is the traceback where it happened."""
+    """A dispatched group ended without a put; `error` is the traceback."""
 
     group: int
     reason: str
@@ -28,7 +28,7 @@ class GroupFailure:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The sender's generator has loaded `version` whole."""
+    """The sender's generator has loaded `version` completely."""
 
     version: int
 

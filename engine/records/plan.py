@@ -1,4 +1,4 @@
-"""The driver's packing: for each data-parallel rank, an equal number of micro-batches of keys."""
+"""The driver's plan: for each data-parallel rank, an equal number of micro-batches of keys."""
 
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -8,9 +8,9 @@ from itertools import accumulate, pairwise
 class MicroBatch:
     """Keys that go through the model together, and their tokens.
 
-    A filler runs forward and backward like any other, on a row of the batch, with weight zero:
-    it keeps collectives in step and adds nothing to loss, counts or metrics. `cost` is the
-    planner's prediction, in the units of its cost function.
+    A filler runs forward and backward like the others, on a row of the batch, with weight zero. It keeps collectives
+    in step and adds nothing to loss, counts or metrics. `cost` is the planner's prediction, in the units of its cost
+    function.
     """
 
     keys: tuple[str, ...]
@@ -23,8 +23,9 @@ class MicroBatch:
 class Plan:
     """Micro-batches by rank. Invariant: in `lockstep`, every rank has the same number of them.
 
-    A forward-only plan may do without lockstep. `updates` says how many of every rank's micro-batches,
-    in order, make up each optimizer update; empty: all of them are one.
+    A forward-only plan may be without lockstep. `updates` says how many micro-batches of every rank, in order, make up
+    each optimizer update; empty: all are one update. Example: with `updates` (2, 1) every rank has three micro-batches,
+    and the first two belong to the first update.
     """
 
     ranks: tuple[tuple[MicroBatch, ...], ...]
@@ -40,7 +41,7 @@ class Plan:
 
     @property
     def parts(self) -> tuple["Plan", ...]:
-        """The plan of each optimizer update by itself; a plan without `updates` is its own only part."""
+        """The plan of each optimizer update; a plan without `updates` is its only part."""
         if not self.updates:
             return (self,)
         ends = list(accumulate(self.updates, initial=0))
@@ -48,5 +49,5 @@ class Plan:
 
     @property
     def keys(self) -> frozenset[str]:
-        """All planned keys; a filler's key is the key of a real sample as well."""
+        """All planned keys. A filler repeats the key of a real sample, so it adds none."""
         return frozenset(key for rank in self.ranks for batch in rank if not batch.filler for key in batch.keys)

@@ -1,11 +1,11 @@
-"""What the controller hands to a collector: prompts, and grants to generate a group."""
+"""What the controller sends to a collector: a prompt, and the order to generate a group of it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt of a task. `id` is stable over epochs and retries; the integer 1 and the string "1" are two."""
+    """One prompt of a task. `id` is the same in all epochs and retries; the integer 1 and the string "1" differ."""
 
     id: int | str
     text: str
@@ -15,10 +15,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Leave to generate one group: `size` samples of `prompt`.
+    """The order to generate one group: `size` samples of `prompt`.
 
-    A sample's seed is a function of (`seed`, `group`, index), whoever generates it. `tries` counts the
-    groups before this one that were lost to age for the same turn of the prompt.
+    A sample's seed depends only on (`seed`, `group`, index), not on the collector. `tries` counts the earlier groups
+    that were lost to age in the same turn of the prompt.
     """
 
     group: int

@@ -2,7 +2,7 @@
 
 A generator that swaps weights within a response reports spans; they travel as the per-sample tag
 `spans`, written `version:first` and joined by commas, as in `3:0,5:12`: tokens 0 to 11 come from
-version 3, the rest from 5. Without the tag all tokens are of the group's version.
+version 3, the rest from 5. Without the tag all tokens have the group's version.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ SPANS = "spans"
 
 
 def write_spans(spans: Sequence[tuple[int, int, int]]) -> str:
-    """Write (version, first, end) spans that tile a response."""
+    """Return (version, first, end) spans, which tile a response, as text: (3, 0, 5), (5, 5, 9) is `3:0,5:5`."""
     return ",".join(f"{version}:{first}" for version, first, _ in spans)
 
 
 def read_spans(text: str, tokens: int) -> list[tuple[int, int, int]]:
-    """Read what `write_spans` wrote, for a response of so many tokens; a response without tokens has no span."""
+    """Read the text of `write_spans` for a response of `tokens` tokens; a response without tokens has no spans."""
     starts = [tuple(map(int, part.split(":"))) for part in text.split(",") if part]
     ends = [*(first for _, first in starts[1:]), tokens][: len(starts)]
     return [(version, first, end) for (version, first), end in zip(starts, ends, strict=True)]
@@ -44,9 +44,10 @@ def tokens_by_version(group: GroupMeta) -> dict[int, int]:
 
 
 def withheld_tokens(group: GroupMeta, oldest_allowed: int) -> list[int]:
-    """Return per sample how many leading tokens are from before version `oldest_allowed`.
+    """Return per sample how many leading tokens come from versions before `oldest_allowed`.
 
-    Versions never go backwards within a response, so what is too old comes first.
+    Versions never go backwards within a response, so the old tokens come first. Example: of `3:0,5:12` with 20
+    tokens, 12 are withheld if the oldest allowed version is 4.
     """
     return [
         sum(end - first for version, first, end in spans if version < oldest_allowed) for spans in sample_spans(group)

@@ -1,1 +1,1 @@
-"""What lag will this configuration give? The real loop on the virtual clock around simulated generators and trainer."""
+"""Predicts the ages and throughput of a configuration: the real loop in virtual time, with simulated parts."""

@@ -1,4 +1,4 @@
-"""Whether a generator decodes one batch after another, as its log shows it, and how long each batch took."""
+"""Finds out from a log whether generators decode one batch after another, and how long each batch took."""
 
 from bisect import bisect_right
 from collections import defaultdict
@@ -11,11 +11,11 @@ from asyncrl.configs import RunConfig
 from asyncrl.engine.simulate.observed import Observed, ObservedGroup
 from asyncrl.engine.simulate.profile import Rollout
 
-# Groups that were granted within this of each other were granted together.
+# Groups that were dispatched within this time were dispatched together.
 _TOGETHER_S = 0.02
-# From this share of groups in the order of their dispatch on, a generator decodes one batch after another.
+# Above this share of groups in the order of their dispatch, a generator decodes one batch after another.
 _IN_ORDER = 0.9
-# Up to this spread, over their mean, of the seconds of groups granted together, they are of one decode batch.
+# Groups dispatched together are one decode batch if the deviation of their seconds over the mean is below this.
 _SPREAD = 0.2
 
 
@@ -30,7 +30,7 @@ class DecodeBatch:
 
 
 def bursts(seen: Observed) -> list[list[Rollout]]:
-    """Return the groups that came through by what was granted together to one collector, in order."""
+    """Return the finished groups, in order, by which of them were dispatched together to one collector."""
     granted_to = defaultdict(list)
     for event in seen.granted.values():
         granted_to[event.collector].append(event)
@@ -54,12 +54,12 @@ def groups_at_once(config: RunConfig) -> int:
 
 
 def is_batched(seen: Observed, *, at_once: int) -> bool:
-    """Say whether groups come out in the order of their dispatch, those of one decode batch together."""
+    """Return whether groups finish in the order of their dispatch, those of one decode batch together."""
     return _in_order(seen.groups.values()) > _IN_ORDER and _spread(bursts(seen), at_once) < _SPREAD
 
 
 def _in_order(groups: Iterable[ObservedGroup]) -> float:
-    """Return the share of groups that were put before every group granted later, not together with it."""
+    """Return the share of groups that were dispatched after, or together with, every group put before them."""
     newest: dict[str, float] = defaultdict(float)
     right = count = 0
     for group in groups:
@@ -70,17 +70,17 @@ def _in_order(groups: Iterable[ObservedGroup]) -> float:
 
 
 def _spread(granted: Sequence[Sequence[Rollout]], at_once: int) -> float:
-    """Return the median, over bursts that fit one decode batch, of the deviation of seconds over their mean."""
+    """Return the median, over bursts that fit one decode batch, of the deviation of the seconds over their mean."""
     seconds = [[rollout.seconds for rollout in burst] for burst in granted if 1 < len(burst) <= at_once]
     spreads = [float(np.std(burst) / np.mean(burst)) for burst in seconds if np.mean(burst) > 0]
     return float(np.median(spreads)) if spreads else 1.0
 
 
 def decode_batches(seen: Observed, *, at_once: int) -> list[DecodeBatch]:
-    """Work out the batches of every generator, by when they began.
+    """Return the decode batches of all generators, in order of their start.
 
-    A generator takes what waits, up to `at_once` groups, when it is free; a batch has ended when its first
-    group is put. Weights load between two: a publish that waited already came before the next batch.
+    A free generator takes up to `at_once` of the groups that wait. A batch ends when its first group is put. Weights
+    load between two batches: a publish that was waiting comes before the next batch.
     """
     waiting: dict[str, list[ObservedGroup]] = defaultdict(list)
     for number in sorted(seen.groups):
@@ -99,7 +99,7 @@ def decode_batches(seen: Observed, *, at_once: int) -> list[DecodeBatch]:
 
 
 def publish_seconds(seen: Observed, batches: Sequence[DecodeBatch]) -> list[float]:
-    """Return what each publish took without what it waited for the batches that ran when it began."""
+    """Return the seconds of each publish without the wait for the batches that ran when it began."""
     of: dict[str, list[DecodeBatch]] = defaultdict(list)
     for batch in batches:
         of[batch.collector].append(batch)
@@ -110,6 +110,6 @@ def publish_seconds(seen: Observed, batches: Sequence[DecodeBatch]) -> list[floa
 
 
 def _free(t: float, batches: Sequence[DecodeBatch]) -> float:
-    """Return when a generator was free to load weights that were there at `t`."""
+    """Return when a generator was free to load weights that arrived at `t`."""
     last = bisect_right(batches, t, key=lambda batch: batch.start_t) - 1
     return max(t, batches[last].end_t) if last >= 0 else t

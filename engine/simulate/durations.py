@@ -1,4 +1,4 @@
-"""Models of how long things take, or how many tokens they are: a name and its parameters, as in `lognormal:1.0,0.5`."""
+"""Models of durations, or of numbers of tokens: a name with parameters, as in `lognormal:1.0,0.5`."""
 
 import math
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ _MODELS: dict[str, tuple[int, type[Constant | LogNormal | Exponential | Uniform]
 
 
 def parse_durations(text: str, option: str) -> Durations:
-    """Read a model; ConfigError naming the option for what is none, or is negative."""
+    """Parse a model; ConfigError, with the option's name, if it is not a model or has a negative number."""
     name, colon, rest = text.partition(":")
     if not colon:
         name, rest = "constant", text

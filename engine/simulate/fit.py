@@ -1,10 +1,9 @@
-"""A profile fitted from a recorded run: it draws what was seen, near where it was seen.
+"""A profile fitted to a recorded run: it draws recorded values from near the same position in the run.
 
-Near in number, so that a slow phase of the run is slow for all its parts. Rewards and lengths of a
-group come from one recorded near its version (of the same prompt, where there is one); seconds from
-groups that were granted together; a step's from steps of about as many tokens a rank. Where groups
-came out in batches, one after the other, generators are queues that serve batches; then a group's
-own seconds are those after its batch.
+So a slow phase of the run is slow in all its parts. Rewards and lengths of a group come from a group recorded near its
+version (of the same prompt if there is one). The seconds of a group come from groups that were dispatched together. The
+seconds of a step come from steps with about as many tokens per rank. If groups were finished in batches, one after the
+other, a generator is a queue that serves batches, and a group's own seconds are those after its batch.
 """
 
 from bisect import bisect_left, bisect_right
@@ -21,19 +20,19 @@ from asyncrl.engine.simulate.observed import Observed, ObservedGroup
 from asyncrl.engine.simulate.profile import Burst, Rollout
 from asyncrl.engine.trace.recording import Recording
 
-# How many recorded groups at least, or events of any other kind, count as near; and, of those, as alike in size.
+# The number of recorded groups, or of other events, that count as near; and of those, as equal in size.
 NEAR_GROUPS = 64
 NEAR = 48
 ALIKE = 12
 
-# From this correlation on, a group's seconds go with its length.
+# Above this correlation, the seconds of a group are taken to depend on its length.
 _CORRELATED = 0.3
 
 Value = TypeVar("Value")
 
 
 class Fitted:
-    """The profile. ConfigError for a run with no group or no step to learn from, or of which parts are missing."""
+    """The profile. ConfigError if the run has no group or no step, or lacks parts."""
 
     def __init__(self, events: Sequence[AnyEvent], *, source: str = "the run") -> None:
         config = Recording(events).config()
@@ -63,7 +62,7 @@ class Fitted:
 
     @staticmethod
     def _take_batches_out(seen: Observed, at_once: int) -> list[tuple[float, float]]:
-        """Return decode batches as (groups, seconds); what a group and a publish took is then without them."""
+        """Return decode batches as (groups, seconds), and subtract their time from groups and publishes."""
         batches = decode_batches(seen, at_once=at_once)
         ends = {number: batch.end_t for batch in batches for number in batch.groups}
         seen.take_batches_out(ends, publish_seconds(seen, batches))
@@ -79,7 +78,7 @@ class Fitted:
         return self._prompts[prompt][1]
 
     def batch_seconds(self, rng: np.random.Generator, *, number: int, groups: int) -> float:
-        """Draw from recorded batches of about as many groups; nothing is said of sizes that were not seen."""
+        """Draw from recorded batches of about as many groups; for a size that was not seen, the nearest is taken."""
         return _drawn(rng, _alike(_near(self._batches, (number - 1) * self._collectors), groups))[1]
 
     def group(self, rng: np.random.Generator, *, prompt: int, version: int, size: int, burst: Burst) -> Rollout:
@@ -102,15 +101,16 @@ class Fitted:
         return _drawn(rng, _near(self._overheads[kind], number - 1)) if self._overheads[kind] else 0.0
 
     def _near_version(self, version: int) -> Sequence[ObservedGroup]:
-        """Return all groups of a version, and about it as many as make `NEAR_GROUPS`.
+        """Return all groups of a version, and groups of versions near it up to `NEAR_GROUPS`.
 
-        All: where a run stayed at a version for want of a group to train, the few that ended it are among them.
+        All groups: if a run stayed at a version because no group could be trained, the few that ended this are
+        among them, and a sample would miss them.
         """
         first = max(0, min(bisect_left(self._versions, version) - NEAR_GROUPS // 4, len(self._groups) - NEAR_GROUPS))
         return self._groups[first : max(first + NEAR_GROUPS, bisect_right(self._versions, version))]
 
     def _together(self, burst: Burst) -> float:
-        """Return the seconds of the group at this place of a recorded burst, the same for all of one burst."""
+        """Return the seconds of the group at this place of a recorded burst; one burst uses one recorded burst."""
         if burst.number == 0:
             return self._first_burst[burst.place % len(self._first_burst)]
         near = _near(self._bursts, (burst.number - 1) * self._collectors)
@@ -119,13 +119,13 @@ class Fitted:
 
 
 def _near(values: Sequence[Value], number: int) -> Sequence[Value]:
-    """Return the values about the `number`-th, or the last ones."""
+    """Return the values around the `number`-th, or the last ones."""
     first = max(0, min(number - NEAR // 2, len(values) - NEAR))
     return values[first : first + NEAR]
 
 
 def _alike(values: Sequence[tuple[float, float]], size: float) -> Sequence[tuple[float, float]]:
-    """Return those whose size is nearest."""
+    """Return the values whose size is nearest."""
     return sorted(values, key=lambda value: abs(value[0] - size))[:ALIKE]
 
 
@@ -138,7 +138,7 @@ def _of_size(values: Sequence[Any], size: int) -> list[Any]:
 
 
 def _go_together(groups: Sequence[ObservedGroup]) -> bool:
-    """Say whether a group's seconds go with its length."""
+    """Return whether the seconds of a group depend on its length."""
     seconds = [group.rollout.seconds for group in groups]
     lengths = [float(np.mean(group.rollout.response_tokens)) for group in groups]
     if np.std(seconds) == 0 or np.std(lengths) == 0:

@@ -1,6 +1,6 @@
-"""What a recorded run shows: its groups, its steps, and overheads. A fold over its events.
+"""Groups, steps and overheads of a recorded run. A fold over its events.
 
-An overhead is what lies between two events of which the second waits for nothing else.
+An overhead is the time between two events of which the second waits for nothing but the first.
 """
 
 from collections import defaultdict
@@ -44,7 +44,7 @@ _KNOWN_TAGS = _NEEDED_TAGS | {
 
 @dataclass(slots=True)
 class ObservedGroup:
-    """A group that came through: granted at `granted_t`, put at `put_t`, in seconds of the run's clock."""
+    """A finished group: dispatched at `granted_t`, put at `put_t`, in seconds of the run's clock."""
 
     number: int
     prompt: int
@@ -56,9 +56,9 @@ class ObservedGroup:
 
 
 class Observed:
-    """`steps` are (trained tokens a rank, seconds); `loads`, by generator, (publish began, weights loaded).
+    """`steps` are pairs (trained tokens per rank, seconds); `publishes` are (start, seconds).
 
-    `publishes` are (began, seconds); `overheads` seconds by kind, in order.
+    `loads` are, by generator, (start of the publish, weights loaded); `overheads` are seconds by kind, in order.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -114,7 +114,7 @@ class Observed:
             case BatchTaken():
                 self._free_at = self._taken_at = event.t
             case StepStarted():
-                # The lag was within its bound from the acknowledgement that brought it there, or all along.
+                # A step waits for the lag too, until the acknowledgement that brings it within its bound.
                 waited_for = max(self._taken_at, self._lag_ok_at)
                 self.overheads["hand_off"].append(max(0.0, event.t - waited_for))
             case StepEnded():
@@ -123,7 +123,7 @@ class Observed:
             case PublishStarted() if event.version:
                 self.overheads["weights"].append(event.t - self._ended_at)
                 self._publish_began = event.t
-                # Logs of schema 1 do not say when a batch was taken: at this moment, or when it was judged.
+                # Logs of schema 1 do not say when a batch was taken. It was at this moment, or when it was judged.
                 self._taken_at = event.t
             case Acknowledged():
                 self._served[event.generator] = event.version
@@ -135,7 +135,7 @@ class Observed:
                 self.overheads["publish"].append(event.seconds)
 
     def _number(self, prompt: int | str) -> int:
-        """Return a prompt's id where it is an integer, and a negative number of its own where it is a string."""
+        """Return a prompt's id if it is an integer, and a unique negative number if it is a string."""
         return prompt if isinstance(prompt, int) else self._numbers.setdefault(prompt, -1 - len(self._numbers))
 
     def _put(self, event: Put) -> None:
@@ -144,7 +144,7 @@ class Observed:
         if lacking or event.group not in self.granted:
             what = f"tag {lacking[0]!r}" if lacking else "its dispatch"
             raise ConfigError(
-                f"event {event.seq}, put of group {event.group}: {what} is missing, so nothing can be learnt"
+                f"event {event.seq}, put of group {event.group}: {what} is missing, so the run cannot be fitted"
             )
         granted = self.granted[event.group]
         rollout = Rollout(
@@ -164,7 +164,7 @@ class Observed:
 
 
 def _own_tags(tags: Mapping[str, Any]) -> dict[str, Sequence[float | None]]:
-    """Return the numeric per-sample tags that a task or a tagger added."""
+    """Return the numeric tags per sample that a task or a tagger added."""
     return {
         name: values
         for name, values in tags.items()

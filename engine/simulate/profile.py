@@ -1,7 +1,7 @@
-"""What the simulated parts do: how long groups, steps and publishes take, and what comes out of a group.
+"""What the simulated parts do: how long groups, steps and publishes take, and what a group contains.
 
-Every draw is a function of the seed and of what is drawn for (a group's seed, a step's number), so
-that two configurations of one sweep meet the same groups.
+Every random number depends only on the seed and on its purpose (a group's seed, a step's number), so two configurations
+of one sweep meet the same groups.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from asyncrl.engine.simulate.durations import Constant, Durations
 
 @dataclass(slots=True)
 class Rollout:
-    """One group as it will come out. A reward of None is a sample that fails to score; `tags` are per sample."""
+    """The result of one group. A reward of None is a sample whose score fails; `tags` are per sample."""
 
     seconds: float
     response_tokens: Sequence[int]
@@ -27,7 +27,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """Where a group stands among those granted to one generator at one moment; `draw`, in [0, 1), is the burst's."""
+    """The place of a group among those dispatched to one generator at one moment; `draw`, in [0, 1), is per burst."""
 
     number: int
     place: int
@@ -35,17 +35,17 @@ class Burst:
 
 
 class Profile(Protocol):
-    """Everything that a simulation is told about the world."""
+    """Everything that a simulation knows about generation and training."""
 
     @property
     def prompts(self) -> Sequence[Prompt]: ...
 
     @property
     def batched(self) -> bool:
-        """Whether a generator decodes what waits as one batch, first come first served, and only then the next."""
+        """Whether a generator decodes waiting groups in batches, first come first served, one batch after another."""
 
     def batch_seconds(self, rng: np.random.Generator, *, number: int, groups: int) -> float:
-        """Draw how long a generator's `number`-th decode batch takes; a group's own seconds come after it."""
+        """Draw the seconds of a generator's `number`-th decode batch; a group's own seconds come after it."""
 
     def prompt_tokens(self, prompt: int) -> int:
         """Return the tokens of a prompt, by its id."""
@@ -54,14 +54,14 @@ class Profile(Protocol):
         """Draw a group that starts at `version`."""
 
     def step_seconds(self, rng: np.random.Generator, *, step: int, tokens_per_rank: float) -> float:
-        """Draw how long one training step takes."""
+        """Draw the seconds of one training step."""
 
     def overhead(self, rng: np.random.Generator, kind: str, number: int) -> float:
         """Draw seconds of the `number`-th `publish`, `weights`, `hand_off`, `claim` or `judge`."""
 
 
 def seeded(*parts: int) -> np.random.Generator:
-    """Return a generator that is a function of `parts` alone."""
+    """Return a random generator that depends only on `parts`."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([abs(part) for part in parts])))
 
 
@@ -72,7 +72,7 @@ _PROMPT_TOKENS = 16
 class Given:
     """A profile of given models. Without `response_tokens`, lengths are in proportion to a group's seconds.
 
-    `mixed_share` of the groups have mixed rewards, the rest equal ones; `failed_share` fail.
+    `mixed_share` of the groups have mixed rewards, the others equal ones; `failed_share` of the groups fail.
     """
 
     prompts: Sequence[Prompt]

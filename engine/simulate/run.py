@@ -29,14 +29,14 @@ from asyncrl.filters import build_chain
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a configuration would do: its figures, and how its run ended."""
+    """The result of a simulated run: its figures, and how it ended."""
 
     figures: dict[str, Any]
     ending: Ending
 
 
 def predict(config: RunConfig, profile: Profile, *, slots: int = 0, folds: Sequence[Fold] = ()) -> Prediction:
-    """Simulate a run; `slots` is the number of groups that a generator works on at once; 0: as the configuration says.
+    """Simulate a run. `slots` is the number of groups that a generator works on at once (0: as configured).
 
     The same configuration, profile and seed give the same figures. `folds` see every event.
     """
@@ -82,5 +82,5 @@ def predict(config: RunConfig, profile: Profile, *, slots: int = 0, folds: Seque
 
 
 def _slots(config: RunConfig, *, batched: bool) -> int:
-    """Return how many groups a generator takes on: a decode batch, or all there can be."""
+    """Return how many groups a generator works on at once: a decode batch, or all of run-ahead."""
     return groups_at_once(config) if batched else config.run_ahead_groups

@@ -10,7 +10,7 @@ from asyncrl.engine.errors import ConfigError
 
 _BAR = 40
 
-# What the table shows, under which heading.
+# The columns of the table: figure and heading.
 COLUMNS: Mapping[str, str] = {
     "mean_age": "mean age",
     "trained_share": "trained share",
@@ -37,7 +37,7 @@ class Sweep:
 
 
 def parse_sweep(text: str, config: RunConfig) -> Sweep:
-    """Read `max_staleness=0,1,2`: a path, or its last part where that is the only one of the name."""
+    """Parse `max_staleness=0,1,2`; a path may be given by its last part if that is unique. ConfigError if not."""
     name, equals, values = text.partition("=")
     if not equals or not values.strip():
         raise ConfigError(f"--sweep {text}: write it as name=value,value,…")
@@ -46,13 +46,13 @@ def parse_sweep(text: str, config: RunConfig) -> Sweep:
     if len(found) != 1:
         close = difflib.get_close_matches(name.strip(), [*paths, *(p.rpartition(".")[2] for p in paths)], n=1)
         hint = f"; did you mean {close[0]}?" if close and not found else ""
-        known = f"it could be {', '.join(found)}" if found else f"no value has that name{hint}"
+        known = f"it could be {', '.join(found)}" if found else f"no key has that name{hint}"
         raise ConfigError(f"--sweep {text}: {known}")
     return Sweep(found[0], [parse_value(value.strip(), f"--sweep {text}") for value in values.split(",")])
 
 
 def table(title: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """Write the figures of each setting in a line, in columns of equal width."""
+    """Return a table with one line per setting."""
     cells = [[title, *COLUMNS.values()]]
     cells += [[name, *(_cell(figures[key]) for key in COLUMNS)] for name, figures in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
@@ -60,7 +60,7 @@ def table(title: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 
 
 def plot(title: str, rows: Sequence[tuple[str, Mapping[str, Any]]], keys: Sequence[str]) -> str:
-    """Draw figures as bars, each to its own largest value."""
+    """Draw figures as bars, each scaled to its own largest value."""
     out = []
     wide = max(len(name) for name, _ in rows)
     for key in keys:

@@ -27,7 +27,7 @@ from asyncrl.engine.records.fate import RUN_ENDED, TRAINED, split_fate
 
 @dataclass(slots=True)
 class _Level:
-    """The mean of a count over time."""
+    """A count over time: its mean, its largest value, and the seconds at 0."""
 
     now: int = 0
     largest: int = 0
@@ -111,7 +111,7 @@ class Timeline:
         self._last = event.t
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures by name; null for what no run without steps can say."""
+        """Return the figures by name; None for those that need a step, if there was none."""
         seconds = self._last - (self._first or 0.0)
         steps = len(self._steps)
         ended = {fate: n for fate, n in self.fates.items() if split_fate(fate)[1] != RUN_ENDED}
@@ -140,7 +140,7 @@ class Timeline:
 
 
 def _share(ended: Mapping[str, int], samples: int) -> dict[str, float]:
-    """Return the share of samples that ended otherwise than trained, by fate."""
+    """Return the share of samples with each fate other than trained."""
     return {fate: round(n / samples, 4) for fate, n in sorted(ended.items()) if fate != TRAINED}
 
 

@@ -37,7 +37,7 @@ def build_collectors(
     collector: type[Collector] = Collector,
     taggers: Mapping[str, Tagger] | None = None,
 ) -> list[Collector]:
-    """Put the real collector around each generator."""
+    """Return a real collector for each generator."""
     return [
         collector(
             f"collector{i}",
@@ -71,7 +71,7 @@ async def run_controller(
     controller: type[Controller] = Controller,
     beside: Callable[[Controller], Any] | None = None,
 ) -> tuple[Controller, Ending]:
-    """Run the loop to its ending on the running loop's clock; `beside` runs with it."""
+    """Run the controller to its ending on the event loop's clock; `beside` runs concurrently."""
     events = EventLog(clock=virtual_clock, wall=virtual_clock, folds=folds)
     made = controller(config, deployment, chain=chain, events=events, progress=progress, clock=virtual_clock)
     async with anyio.create_task_group() as tasks:
@@ -83,6 +83,6 @@ async def run_controller(
 
 
 def in_place_scorer(task: Task) -> Scorer:
-    """Score in the loop's thread without a limit: under virtual time no alarm of the wall clock rings."""
+    """Return a scorer without a time limit: in virtual time, wall-clock limits would not be repeatable."""
     rules = Rules(type(task).__name__)
     return AsyncScorer(task, rules) if inspect.iscoroutinefunction(task.score) else InPlaceScorer(task, rules)

@@ -29,7 +29,7 @@ from asyncrl.engine.events.types import (
 class Audit:
     """Figures of one run. Lists are in the order of events; ages and lags are in versions.
 
-    `ages` has one entry a trained sample, `lags` one a step begun, `run_ahead` one an event.
+    `ages` has one entry per trained sample, `lags` one per step begun, `run_ahead` one per event.
     `faults` says in words what no sequence of events may hold; after one that is `broken` nothing is counted.
     """
 

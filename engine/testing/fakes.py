@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 def fake_group(
     group: int, rewards: Sequence[float | None], *, version: int = 0, failed: Sequence[int] = (), **tags: Any
 ) -> GroupMeta:
-    """Make a group's metadata by hand: two response tokens a sample, none for the indexes in `failed`."""
+    """Make a group's metadata by hand: two response tokens per sample, none for the indexes in `failed`."""
     size = len(rewards)
     tokens = [0 if i in failed else 2 for i in range(size)]
     base = {

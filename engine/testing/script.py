@@ -60,7 +60,7 @@ def put(
 ) -> PutGroup:
     """Put a group; keywords are those of `make_group` (lengths, failed, truncated) and further tags.
 
-    Without `lengths` each response has 8 tokens. ValueError or TagError for what is no group.
+    Without `lengths` each response has 8 tokens. ValueError or TagError if they do not make a group.
     """
     size = len(rewards)
     for name in ("failed", "truncated"):
@@ -98,7 +98,7 @@ def finish(*, seconds: float = 0.0) -> EndOfData:
 
 
 def check_script(script: Sequence[Entry]) -> None:
-    """Refuse what is no script, or no one size of groups: TypeError or ValueError."""
+    """TypeError or ValueError if this is not a script, or its groups differ in size."""
     if isinstance(script, Entry):
         raise TypeError("a script is a list of entries: [put([0, 1]), ...]")
     for place, entry in enumerate(script):

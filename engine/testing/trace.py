@@ -129,7 +129,7 @@ def script_config(
 ) -> RunConfig:
     """Load the default preset for a script; `trainer__ranks=2` sets trainer.ranks.
 
-    TypeError for what is no script or no setting; ConfigError for a value that is out of range.
+    TypeError if an entry or a setting does not exist; ConfigError if a value is out of range.
     """
     for name in settings:
         if "__" not in name and name not in ("filters",):

@@ -1,4 +1,4 @@
-"""Parts of a log, and logs that can be shown: slices by number, time, group or step, and anonymous copies."""
+"""Parts of a log, by event number, group or type, and anonymous copies that can be published."""
 
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ _KEPT_TAGS = frozenset({tag.STATUS, tag.CAUSE, "spans"})
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Which events to keep; bounds are inclusive, None is no bound. The first event of a run is always kept."""
+    """Which events to keep. Bounds are inclusive; None: no limit. The first event of a run is always kept."""
 
     first: int | None = None
     last: int | None = None
@@ -57,14 +57,14 @@ class Cut:
 
 
 def groups_of(event: AnyEvent) -> Sequence[int]:
-    """Return the groups that an event speaks of."""
+    """Return the groups that an event concerns."""
     if isinstance(event, _OF_ONE_GROUP):
         return [event.group]
     return event.groups if isinstance(event, _OF_GROUPS) else []
 
 
 def write_log(path: Path, events: Iterable[AnyEvent]) -> int:
-    """Write events as they are, with their numbers and times; return how many."""
+    """Write events with their numbers and times unchanged; return how many."""
     encode = msgspec.json.Encoder().encode
     count = 0
     with path.open("wb") as file:
@@ -75,14 +75,14 @@ def write_log(path: Path, events: Iterable[AnyEvent]) -> int:
 
 
 def marked(events: Sequence[AnyEvent], *, of: Sequence[AnyEvent]) -> list[AnyEvent]:
-    """Return a slice `of` a log that says that it is one; a beginning lacks nothing in between and stays as it is."""
+    """Return a slice `of` a log, marked as `part`. A beginning lacks nothing in between and is not marked."""
     if len(events) == len(of[: len(events)]) and all(map(operator.is_, events, of)):
         return list(events)
     return [msgspec.structs.replace(e, part=True) if isinstance(e, RunStarted) else e for e in events]
 
 
 class _Names:
-    """New names for old ones, in the order in which they come."""
+    """New names for old ones, numbered in the order in which they occur."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -93,11 +93,10 @@ class _Names:
 
 
 def anonymised(events: Sequence[AnyEvent]) -> Iterator[AnyEvent]:
-    """Yield events without what tells of people, machines or data; what is decided from them stays the same.
+    """Yield events without anything about people, machines or data; the same decisions follow from them.
 
-    Data sets, prompts, collectors and owners of claims get numbers for names; errors, paths, tasks and software
-    go, as does the text of tags that are no status; times begin at 0. Numbers stay, rewards too, and
-    so do the names of filters.
+    Data sets, prompts, collectors and owners of claims are numbered instead of named. Errors, paths, tasks, software
+    and the text of tags (except statuses) are removed. Times begin at 0. Numbers, rewards and names of filters stay.
     """
     names = _Hidden(events)
     began = events[0].wall if events else 0.0
@@ -116,7 +115,7 @@ class _Hidden:
         self._collecting = {event.collector for event in granted}
 
     def changes(self, event: AnyEvent) -> dict[str, Any]:
-        """Return the fields of an event that must not stay, with what stands there instead."""
+        """Return the fields of an event that must be replaced, with their new values."""
         changes: dict[str, Any] = {name: "" for name in ("error", "path", "checkpoint") if hasattr(event, name)}
         match event:
             case RunStarted():
@@ -162,7 +161,7 @@ class _Hidden:
         return out
 
     def _filter(self, value: Any) -> Any:
-        """Give data sets that a filter's parameters name their new names."""
+        """Rename the data sets in a filter's parameters."""
         if isinstance(value, dict):
             return {self._filter(key): self._filter(item) for key, item in value.items()}
         if isinstance(value, list):

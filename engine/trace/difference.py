@@ -1,7 +1,7 @@
-"""What a replay must say again, and the first place where it does not.
+"""Compares the events that a replay derives with those of the log, and describes the first difference.
 
-An event is *derived* if it follows from the events before it: verdicts, batches and when they can be taken,
-plans, what the ranks are given, steps and fates. Times, metrics of the ranks and event numbers are not.
+An event is *derived* if it follows from the events before it: verdicts, batches and when they can be taken, plans, the
+work of the ranks, steps and fates. Times, metrics of the ranks and event numbers are not derived.
 """
 
 from collections import defaultdict
@@ -47,7 +47,7 @@ _LACKING = {"digest", "updates"}
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first event of the log that the replay does not repeat. `seq` is its number, 0 after the last."""
+    """The first event of the log that the replay does not repeat. `seq` is its number; 0: after the last event."""
 
     seq: int
     event: str
@@ -59,20 +59,20 @@ class Difference:
 
 
 def identity(event: AnyEvent) -> Hashable:
-    """Name a derived event, whatever it says; None if the event is not derived."""
+    """Return what identifies a derived event, apart from its content; None if the event is not derived."""
     names = _NAMED_BY.get(type(event))
     return names and (type(event), *(getattr(event, name) for name in names))
 
 
 def title(event: AnyEvent) -> str:
-    """Name an event in words, such as `judged of group 7 in batch 2`."""
+    """Name an event in words: `judged group 7 batch 2`."""
     words = [str(event.__struct_config__.tag)]
     words += [f"{name} {getattr(event, name)}" for name in ("group", "batch", "step") if hasattr(event, name)]
     return " ".join(words)
 
 
 def differences(recorded: AnyEvent, replayed: AnyEvent) -> list[str]:
-    """Say in words in which fields two events of one kind differ; a field that the log lacks does not."""
+    """Describe the fields in which two events of one type differ. A field that an old log lacks does not count."""
     passed = _TIMES | _NOT_DERIVED.get(type(recorded), set())
     before, after = msgspec.to_builtins(recorded), msgspec.to_builtins(replayed)
     out = []
@@ -85,7 +85,7 @@ def differences(recorded: AnyEvent, replayed: AnyEvent) -> list[str]:
 
 
 def _short(before: Any, after: Any) -> str:
-    """Show two values, of long lists and maps only the first place where they differ."""
+    """Describe two values; of long lists and maps, only the first place where they differ."""
     if isinstance(before, list) and isinstance(after, list) and len(str(before)) + len(str(after)) > 120:
         at = next((i for i, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), None)
         if at is None:
@@ -98,7 +98,7 @@ def _short(before: Any, after: Any) -> str:
 
 
 class Produced:
-    """A fold that keeps what a replay derives, by identity, until the log's own event is compared with it."""
+    """A fold that keeps derived events by identity until they are compared with those of the log."""
 
     def __init__(self) -> None:
         self.events: list[AnyEvent] = []
@@ -112,12 +112,12 @@ class Produced:
             self._waiting[name].append(event)
 
     def settled(self, group: int) -> bool:
-        """Whether the replay has given a group its fates."""
+        """Whether the replay has settled a group."""
         name = (Settled, group)
         return name in self._waiting or name in self._last
 
     def compare(self, recorded: AnyEvent) -> Difference | None:
-        """Compare a derived event of the log with the replay's; None if they say the same."""
+        """Compare a derived event of the log with the replay's; None if they are equal."""
         name = identity(recorded)
         queue = self._waiting.get(name)
         if not queue:
@@ -130,18 +130,18 @@ class Produced:
         if not found:
             return None
         if isinstance(recorded, Put):
-            why = "its tags are not those that were put: their digest differs from the recorded one"
+            why = "its tags were changed after the put: their digest differs from the recorded one"
             return Difference(recorded.seq, title(recorded), why)
         return Difference(recorded.seq, title(recorded), "; ".join(found))
 
     def forget(self) -> None:
-        """Leave out what the log has not said yet."""
+        """Remove the events that the log does not have yet."""
         void = {event.seq for queue in self._waiting.values() for event in queue}
         self.events[:] = [event for event in self.events if event.seq not in void]
         self._waiting.clear()
 
     def rest(self, kinds: tuple[type, ...]) -> AnyEvent | None:
-        """Return the first event of these kinds that the log never had."""
+        """Return the first event of these types that the log never had; None without one."""
         left = [event for queue in self._waiting.values() for event in queue if isinstance(event, kinds)]
         return min(left, key=lambda event: event.seq, default=None)
 

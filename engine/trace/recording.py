@@ -1,4 +1,4 @@
-"""A recorded run: its events in order, and the configuration under which they came about."""
+"""A recorded run: its events in order, and its configuration."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,16 +31,16 @@ _TAGS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The events that count, without those that a resume made void."""
+    """The events that count, without those that a resume voided."""
 
     events: Sequence[AnyEvent]
 
     @classmethod
     def read(cls, path: Path) -> "Recording":
-        """Read a run folder or one log file: the one reader of all commands.
+        """Read a run folder or one log file; all commands use this reader.
 
-        TraceError if it is not there, is no log, holds no event, or lacks a line; with file and line where it
-        is one. A slice that says so may lack events, and a log may break off: see `require_whole`.
+        TraceError, with file and line if one is wrong, if the log does not exist, cannot be read, is empty or lacks a
+        line. A slice may lack events, and a log may break off: see `require_whole`.
         """
         try:
             _check(located_events(path))
@@ -48,13 +48,13 @@ class Recording:
         except OSError as error:
             raise TraceError(f"{path} cannot be read as an event log: {error}") from error
         except TraceError as error:
-            raise TraceError(f"{path} is no whole event log: {error}") from error
+            raise TraceError(f"{path} is not a complete event log: {error}") from error
         if not events:
             raise TraceError(f"{path} is an empty event log: it holds no event")
         return cls(events)
 
     def require_whole(self, what: str) -> None:
-        """Refuse a log that lacks its beginning, or events on purpose: TraceError that says `what` needs them."""
+        """TraceError if the log lacks its beginning or is a slice; `what` names what needs all events."""
         first = self.events[0]
         if self.started is not first:
             raise TraceError(f"the log is not whole: it begins with event {first.seq}; {what} needs all events")
@@ -62,7 +62,7 @@ class Recording:
             raise TraceError(f"the log is not whole: it is a slice of a run's; {what} needs all events")
 
     def require_tags(self, what: str) -> None:
-        """Refuse a put without the tags that decisions are made from: TraceError with event, group and tag."""
+        """TraceError, with event and tag, if a put lacks a tag from which decisions are made."""
         for event in self.events:
             lacking = sorted(_TAGS - event.tags.keys()) if isinstance(event, Put) else []
             if lacking:
@@ -70,14 +70,14 @@ class Recording:
 
     @property
     def breaks_off(self) -> str:
-        """Say where a log without an end breaks off; empty for one that says how its run ended."""
+        """Where the log breaks off, in words; empty if it has its end."""
         if self.ended is not None:
             return ""
         return f"the log is not whole: it breaks off after event {self.events[-1].seq}, before its run_ended"
 
     @property
     def started(self) -> RunStarted:
-        """The event that tells configuration and software; TraceError if it is missing."""
+        """The event with configuration and software; TraceError if it is missing."""
         found = next((event for event in self.events if isinstance(event, RunStarted)), None)
         if found is None:
             raise TraceError("the log has no run_started event, so its configuration is not known")
@@ -85,13 +85,13 @@ class Recording:
 
     @property
     def ended(self) -> RunEnded | None:
-        """How the run ended; None for a log that breaks off."""
+        """The event that says how the run ended; None if the log breaks off."""
         last = self.events[-1]
         return last if isinstance(last, RunEnded) else None
 
     @property
     def cost(self) -> Cost | None:
-        """What the run's plans were balanced by; None for tokens."""
+        """The cost by which the run's plans were balanced; None: tokens."""
         started = next((event for event in self.events if isinstance(event, RunStarted)), None)
         if started is None or started.cost is None:
             return None
@@ -104,7 +104,7 @@ class Recording:
     def config(self, overrides: Sequence[Override] = (), filters: Sequence[str] = ()) -> RunConfig:
         """Return the recorded configuration under `overrides`, with `filters` appended to its chain.
 
-        A value that came with a later asyncrl than the log has its default. ConfigError as in `load`.
+        A key that did not exist when the log was written has its default. ConfigError as in `load`.
         """
         return load(DEFAULT_PRESET, [*self.values(), *overrides], filters).config
 
@@ -119,12 +119,12 @@ class Recording:
 
 
 def follows(last: AnyEvent, event: AnyEvent) -> bool:
-    """Whether no event lies between two: numbers go up by one, but where what a resume made void was left out."""
+    """Whether `event` is the next after `last`: its number is one higher, or only voided events lie in between."""
     return event.seq == last.seq + 1 or (isinstance(event, Resumed) and event.after == last.seq < event.seq)
 
 
 def _check(located: Iterable[tuple[str, AnyEvent]]) -> None:
-    """Refuse a log with a line missing, or with tags that no run writes: TraceError with file and line."""
+    """TraceError, with file and line, if a line is missing or tags cannot be those of a run."""
     last: AnyEvent | None = None
     part = False
     for where, event in located:

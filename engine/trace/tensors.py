@@ -1,7 +1,7 @@
-"""The rows of a run's steps, kept beside its log; with the log they give back what a loss was computed from.
+"""The rows of a run's steps, kept beside its log. Together with the log they give back the inputs of each loss.
 
 `--record tensors` writes, before each step, the rows of its samples into `tensors/step-000012.safetensors`.
-The plan, advantages, masks and counts are not recorded: the replay derives them again.
+The plan, advantages, masks and counts are not recorded, because the replay derives them again.
 """
 
 import json
@@ -27,7 +27,7 @@ from asyncrl.trainers.rank import rows_of
 
 FOLDER = "tensors"
 _FORMAT = 2
-"""1 said nothing of itself, and held the columns of every put alone; it is still read."""
+"""Format 1 had no metadata and only the columns of every put; it can still be read."""
 
 
 def step_file(run: Path, step: int) -> Path:
@@ -37,14 +37,14 @@ def step_file(run: Path, step: int) -> Path:
 class TensorRecorder:
     """Writes the rows of each step beside the log, before the ranks train on them.
 
-    `columns` are later columns that the ranks will read too; they are there when a step is recorded. Extras
-    of the partition, which go to every model, are recorded as well.
+    `columns` are the later columns that the ranks will read too; they exist when a step is recorded. The extras of the
+    partition, which every model is given, are recorded as well.
     """
 
     def __init__(self, plane: DataPlane, run: Path, *, blocking: Blocking[Any], columns: Sequence[str] = ()) -> None:
         self._plane = plane
         self._run = run
-        self._offload = blocking
+        self._blocking = blocking
         self._later = tuple(columns)
         try:
             (run / FOLDER).mkdir(parents=True, exist_ok=True)
@@ -68,18 +68,18 @@ class TensorRecorder:
                 save_file(tensors, part, metadata=metadata)
                 part.replace(path)
             except (OSError, SafetensorError) as error:
-                with suppress(OSError):  # What there is of it takes room that the log may need.
+                with suppress(OSError):  # A half-written file takes space that the log may need.
                     part.unlink(missing_ok=True)
                 raise NotWritten.of(path, error) from error
 
-        await self._offload(write)
+        await self._blocking(write)
 
 
 def rebuild(run: Path, works: Sequence[TrainWork]) -> LossInputs:
     """Join a step's work, from the replay, with its recorded rows; TraceError if those are not there."""
     path = step_file(run, works[0].step)
     if not path.exists():
-        raise TraceError(f"{path} is not there; tensors are kept by runs with --record tensors (run.record)")
+        raise TraceError(f"{path} does not exist; tensors are kept by runs with --record tensors (run.record)")
     try:
         with safe_open(path, framework="pt") as file:
             recorded = _Recorded(path, file)
@@ -111,8 +111,8 @@ class _Recorded:
     def _column(self, name: str, keys: Sequence[str]) -> list[torch.Tensor]:
         if name not in self._columns:
             raise TraceError(
-                f"{self._path} holds {', '.join(self._columns)}, and the loss was also computed from {name}: "
-                "the asyncrl that recorded it did not keep that"
+                f"{self._path} has {', '.join(self._columns)}, but the loss was also computed from {name}, "
+                "which the asyncrl that recorded the run did not keep"
             )
         lacking = [key for key in keys if f"{name}/{key}" not in self._names]
         if lacking:

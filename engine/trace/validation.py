@@ -1,4 +1,4 @@
-"""Whether a log keeps its format: numbers without a gap, times that do not go back, known groups, a whole end."""
+"""Checks the format of a log: numbers without a gap, times that do not go back, known groups, a proper end."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +13,9 @@ from asyncrl.engine.trace.untyped import check_untyped
 
 
 def problems(path: Path) -> Iterator[str]:
-    """Yield what is wrong with a log: its lines, then the ways of its groups, then its end; nothing if it is whole.
+    """Yield the problems of a log: in its lines, then in the lives of its groups, then at its end.
 
-    Whatever cannot be decoded is the last problem. FileNotFoundError if there is no log.
+    A line that cannot be decoded is the last problem. FileNotFoundError if there is no log.
     """
     checks = _Checks()
     try:
@@ -43,7 +43,7 @@ def _index_problems(folder: Path) -> Iterator[str]:
 
 
 def _miscounted(path: Path) -> Iterator[str]:
-    """Name the events that count and break a group's way from dispatch to fate."""
+    """Yield the events that break the order of a group's life, from dispatch to fate."""
     ledger = Ledger()
     for event in effective_events(path):
         try:

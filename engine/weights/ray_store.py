@@ -1,4 +1,4 @@
-"""Weights through Ray's object store: one object a version, read without a copy on its node."""
+"""Weights through Ray's object store: one object per version, read without a copy on its node."""
 
 from typing import Any
 

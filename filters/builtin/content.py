@@ -1,4 +1,4 @@
-"""Filters on what a response says, through taggers that run in the collector."""
+"""Filters on the tokens of a response, through taggers that run in the collector."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -11,9 +11,9 @@ RESPONSE_HASH = "response_hash"
 
 
 class Repetition(BaseRolloutFilter):
-    """Mask (reason `repetition`) responses that repeat themselves.
+    """Mask responses that repeat themselves (reason `repetition`).
 
-    The measure is the share of n-grams of length `ngram` that occurred before in the response.
+    A response is masked if more than `max_share` of its n-grams of length `ngram` occurred earlier in it.
     """
 
     mask_reasons = ("repetition",)
@@ -40,9 +40,9 @@ class Repetition(BaseRolloutFilter):
 
 
 class Duplicate(BaseRolloutFilter):
-    """Mask (reason `duplicate`) responses equal to an earlier one of their group that is trained.
+    """Mask responses that are equal to an earlier trained response of their group (reason `duplicate`).
 
-    With `min_distinct`, drop (reason `few_distinct`) groups with fewer different live responses.
+    With `min_distinct`, drop groups with fewer different live responses than that (reason `few_distinct`).
     """
 
     requires = (RESPONSE_HASH,)

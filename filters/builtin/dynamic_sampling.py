@@ -1,8 +1,8 @@
-"""Keep sampling until the batch is full of groups that teach something (DAPO, arXiv 2503.14476, §3.2).
+"""Sample until the batch is full of groups that teach something (DAPO, arXiv 2503.14476, §3.2).
 
-In the chain it drops groups whose mean accuracy is outside a band. Its presence also turns on
-refill: a batch is then `groups_per_step` groups *kept*, and the front end asks on, within a
-budget of attempts, each `groups_per_step` groups judged.
+In the chain this filter drops groups whose mean accuracy is outside a band. Its presence also turns on refill: a batch
+is then `groups_per_step` groups *kept*, and the front end judges more groups within a budget of attempts. One attempt
+is `groups_per_step` groups judged. Example: with 16 groups per step and 10 attempts, at most 160 groups are judged.
 """
 
 import math
@@ -21,18 +21,18 @@ _NOISE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Refill:
-    """How long a batch may go on asking, and what happens then."""
+    """How many attempts a batch has, and what happens after them."""
 
     max_attempts: int
     on_exhausted: OnExhausted
 
 
 class DynamicSampling(BaseRolloutFilter):
-    """Drop (reason `out_of_band`) when the mean of `tag` over live samples is outside [low, high].
+    """Drop groups whose mean of `tag` over live samples is outside [low, high] (reason `out_of_band`).
 
-    A mean that misses a bound by float noise alone (a relative 1e-9) is inside.
-    `max_attempts` bounds a batch; then `on_exhausted`: `error`; `train_partial`, with what was
-    kept; or `wait`, go on with a warning at each further attempt.
+    A mean that misses a bound by a relative 1e-9 or less is inside. A batch has `max_attempts` attempts. After them
+    `on_exhausted` says what happens: `error` ends the run, `train_partial` trains the groups that were kept, `wait`
+    goes on with a warning at each further attempt.
     """
 
     drop_reasons = ("out_of_band",)
@@ -54,7 +54,8 @@ class DynamicSampling(BaseRolloutFilter):
                 raise ValueError(f"{name} is {bound!r}; it must be a finite number, or null for no bound")
         if low is not None and high is not None and low > high:
             raise ValueError(f"low is {low} and high {high}; low must be at most high")
-        # The mean of eight rewards of 0.1 is under 0.1 in floats; sums in another order differ as well.
+        # In floats the mean of eight rewards of 0.1 is under 0.1, and depends on the order of the sum. Without this
+        # tolerance a group on the bound would be dropped by chance.
         self._low = -math.inf if low is None else low - _NOISE * abs(low)
         self._high = math.inf if high is None else high + _NOISE * abs(high)
         self._tag = tag

@@ -1,4 +1,4 @@
-"""Filters that look back: how hard a prompt has been, and how much of a dataset has come through."""
+"""Filters that look back: at the difficulty of a prompt so far, and at the share of a dataset so far."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from asyncrl.filters.verdict import Verdict, drop, keep
 class Difficulty(BaseRolloutFilter):
     """Drop groups of prompts whose mean reward over the run so far is outside [low, high].
 
-    Reasons `too_hard` and `too_easy`. A prompt is judged only after `min_groups` groups; a share
-    `explore` of what would be dropped passes, so that a prompt can leave its pool again. The default
-    band drops nothing whose rewards are in [0, 1]: give `low`, `high` or both.
+    Reasons: `too_hard` and `too_easy`. A prompt is judged after `min_groups` groups. A share `explore` of the groups
+    that would be dropped passes, because the mean of a prompt whose groups are all dropped could never change. The
+    default band keeps all prompts with rewards in [0, 1], so give `low`, `high` or both.
     """
 
     requires = (PROMPT,)
@@ -47,10 +47,11 @@ class Difficulty(BaseRolloutFilter):
 
 
 class Quota(BaseRolloutFilter):
-    """Drop (reason `over_quota`) groups of a dataset beyond its share of what passes this filter.
+    """Drop groups of a dataset that has reached its share of the groups that pass (reason `over_quota`).
 
-    `shares` maps dataset to its largest share, in (0, 1]; others are free. The datasets of the last
-    `window` groups that passed are the state. Put it last: what a later filter drops has used its share.
+    `shares` maps a dataset to its largest share, in (0, 1]; other datasets have no limit. The share is taken over the
+    last `window` groups that passed. Put this filter last: a group that a later filter drops still counts.
+    Example: with shares {code: 0.25} and 8 groups in the window, a third group of `code` is dropped.
     """
 
     requires = (DATASET,)
@@ -74,7 +75,7 @@ class Quota(BaseRolloutFilter):
         dataset = group.meta.dataset
         share = self._shares.get(dataset)
         if share is not None:
-            # With this group the window holds one more, unless it is full and loses its oldest.
+            # A full window loses its oldest group when this one passes, so that group must not count.
             full = len(self._passed) == self._window
             size = len(self._passed) + (not full)
             others = self._passed.count(dataset) - (full and self._passed[0] == dataset)

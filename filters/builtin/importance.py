@@ -1,4 +1,4 @@
-"""Filters on how far the trainer's policy has moved from the one that sampled; judged after log-probabilities."""
+"""Filters on the distance between the trainer's policy and the one that sampled, after log-probabilities."""
 
 from asyncrl.engine.records.gaps import LOG_RATIO_MAX, LOG_RATIO_MEAN
 from asyncrl.filters.base import AFTER_LOGPROBS, BaseRolloutFilter, FilterContext, GroupView
@@ -6,11 +6,11 @@ from asyncrl.filters.verdict import Verdict, keep, mask
 
 
 class ImportanceOutliers(BaseRolloutFilter):
-    """Mask (reason `importance_outliers`) samples whose log-probabilities disagree too much.
+    """Mask samples whose log-probabilities differ too much (reason `importance_outliers`).
 
-    `max_log_ratio` bounds the largest |log π_trainer - log π_sampler| of any token, and
-    `max_mean_log_ratio` the size of the mean over the response (the sequence-level error). A ratio that is
-    NaN is over any limit. With `keep_reward` their rewards still count.
+    `max_log_ratio` limits the largest |log π_trainer - log π_sampler| of a token. `max_mean_log_ratio` limits the
+    absolute mean of the log-ratio over the response (the sequence-level error). NaN is over any limit. With
+    `keep_reward` the rewards of masked samples still count.
     """
 
     stage = AFTER_LOGPROBS

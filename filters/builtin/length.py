@@ -7,7 +7,7 @@ from asyncrl.filters.verdict import Verdict, drop, keep, mask
 
 
 class Length(BaseRolloutFilter):
-    """Drop (reasons `too_long`, `too_short`) groups with a live response outside [min_tokens, max_tokens]."""
+    """Drop groups with a live response outside [min_tokens, max_tokens] (reasons `too_long`, `too_short`)."""
 
     requires = (RESPONSE_TOKENS,)
     drop_reasons = ("too_long", "too_short")
@@ -40,10 +40,10 @@ class Length(BaseRolloutFilter):
 
 
 class Overlong(BaseRolloutFilter):
-    """Mask (reason `overlong`) samples of at least `max_tokens`, or, without it, those that the limit cut.
+    """Mask samples that were cut at the length limit, or have at least `max_tokens` if given (reason `overlong`).
 
-    Overlong filtering of DAPO (arXiv 2503.14476, §3.4): a response cut short teaches noise. With
-    `keep_reward` its reward still counts in the group's statistics.
+    Overlong filtering of DAPO (arXiv 2503.14476, §3.4): the reward of a cut response is noise. With `keep_reward` it
+    still counts in the group's statistics.
     """
 
     requires = (RESPONSE_TOKENS, STATUS)
@@ -70,7 +70,7 @@ class Overlong(BaseRolloutFilter):
 
 
 class Truncated(BaseRolloutFilter):
-    """Drop (reason `truncated`) groups in which more than `max_share` of the samples were cut by the limit."""
+    """Drop groups in which more than `max_share` of the samples were cut at the length limit (reason `truncated`)."""
 
     requires = (STATUS,)
     drop_reasons = ("truncated",)

@@ -1,4 +1,4 @@
-"""Filters on rewards and on which siblings are left."""
+"""Filters on rewards and on the number of live samples."""
 
 from asyncrl.engine.records.group import REWARD, STATUS
 from asyncrl.filters.base import BaseRolloutFilter, FilterContext, GroupView
@@ -6,9 +6,9 @@ from asyncrl.filters.verdict import Verdict, drop, keep
 
 
 class FiniteReward(BaseRolloutFilter):
-    """Drop (reason `nan_reward`) whole groups in which a generated sample has no finite reward.
+    """Drop groups in which a generated sample has no finite reward (reason `nan_reward`).
 
-    Without this filter such samples are masked and their siblings go on.
+    Without this filter such a sample is masked and the rest of its group is trained.
     """
 
     requires = (REWARD, STATUS)
@@ -23,9 +23,9 @@ class FiniteReward(BaseRolloutFilter):
 
 
 class MinLive(BaseRolloutFilter):
-    """Drop (reason `failed_siblings`) groups with fewer than `samples` live ones.
+    """Drop groups with fewer than `samples` live samples (reason `failed_siblings`).
 
-    The run's own `rollout.min_live` always holds; this only asks for more.
+    `rollout.min_live` always applies too, so a smaller number here has no effect.
     """
 
     requires = (REWARD, STATUS)

@@ -1,7 +1,7 @@
-"""Drop groups older than a limit stricter than the run's own bound.
+"""Drop groups over a limit on age that is stricter than the run's own bound.
 
-The front end's bound on age always holds; this filter only tightens it, for all groups or for
-some datasets. Without parameters it never drops more than the bound.
+The front end's bound on age always applies. This filter tightens it, for all groups or for some datasets. Without
+parameters it drops nothing beyond the bound.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,12 @@ from asyncrl.filters.verdict import Verdict, drop, keep
 
 
 class Staleness(BaseRolloutFilter):
-    """Drop (reason `stale`) when V minus the oldest version is over `max_age`, in versions.
+    """Drop groups whose age, V minus their oldest version, is over `max_age` versions (reason `stale`).
 
-    `max_age_by_dataset` overrides `max_age` for the datasets that it names. `max_mean_token_age`
-    drops (reason `stale_tokens`) groups whose tokens are older than that on average; it counts every
-    token at the version that produced it, where the generator reports spans.
+    `max_age_by_dataset` overrides `max_age` for the datasets that it names. `max_mean_token_age` drops groups whose
+    tokens are older on average (reason `stale_tokens`). If the generator reports spans, each token counts with the
+    version that produced it. Example: V is 9, and a response has 6 tokens of version 7 and 2 of version 9. Its age is
+    2, and the mean age of its tokens is 1.5.
     """
 
     requires = (VERSION, DATASET)

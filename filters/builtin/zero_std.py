@@ -10,11 +10,11 @@ from asyncrl.filters.verdict import Verdict, drop, keep
 
 
 class ZeroStd(BaseRolloutFilter):
-    """Drop (reason `zero_std`) when `tag` is equal over the live samples.
+    """Drop groups whose live samples all have the same `tag` (reason `zero_std`).
 
-    `relative_tolerance` is a share of the largest magnitude, so that float noise never passes; rewards that
-    differ by less on top of a large offset need a smaller one. `tag` is the raw reward, or any numeric tag
-    such as a named part of it.
+    Values are the same if they differ by at most `relative_tolerance` times the largest absolute value, so float
+    noise does not count as a difference. Use a smaller tolerance for small differences on top of a large offset.
+    `tag` is the reward, or any numeric tag such as a named part of the reward.
     """
 
     drop_reasons = ("zero_std",)

@@ -52,4 +52,4 @@ def test_the_log_of_a_run_whose_tagger_fails_names_it_and_replays(tmp_path: Path
     assert (done.returncode, done.stdout.partition(":")[0]) == (0, "identical"), done.stdout
     done = asyncrl(tmp_path, "ledger", "out")
     assert done.returncode == 0, done.stdout
-    assert asyncrl(tmp_path, "trace", "validate", "out").stdout == "out is a whole log\n"
+    assert asyncrl(tmp_path, "trace", "validate", "out").stdout == "out is a valid log\n"

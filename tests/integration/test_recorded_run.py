@@ -29,6 +29,6 @@ def test_a_run_with_tensors_replays_is_proved_and_gives_back_its_loss_inputs(tmp
     inputs = load(tmp_path / "step.safetensors")
     assert sum(len(rows.tokens) for rank in inputs.rows for rows in rank if not rows.filler) >= 16
     assert asyncrl(tmp_path, "ledger", "out").returncode == 0
-    assert asyncrl(tmp_path, "trace", "validate", "out").stdout == "out is a whole log\n"
+    assert asyncrl(tmp_path, "trace", "validate", "out").stdout == "out is a valid log\n"
     summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
     assert json.loads(asyncrl(tmp_path, "trace", "stats", "out", "--json").stdout) == summary

@@ -1,9 +1,9 @@
-"""Bin packing: samples into as few micro-batches as hold them, none over the capacity, none empty.
+"""Bin packing: samples into as few micro-batches as possible, none over the capacity, none empty.
 
-Pure functions over sizes in descending order; a bin's number says nothing but "together". Worst fit decreasing
+Pure functions over sizes in descending order; the numbers of bins have no order. Worst fit decreasing
 levels the bins and so leaves every one a little room; best fit decreasing leaves few bins much room and so packs to
 within tokens of the capacity (D. S. Johnson, "Near-optimal bin packing algorithms", 1973). Levelled bins are tried
-first, since equal bins compute in equal time; swaps and subset sums come where no fit packs.
+first, because equal bins compute in equal time. If no fit packs, swaps and subset sums are tried.
 """
 
 from bisect import bisect_left, insort
@@ -67,7 +67,7 @@ def pack_into(sizes: Ints, count: int, *, capacity: int) -> Ints | None:
 
 
 def fit_into(sizes: Ints, count: int, *, capacity: int) -> Ints | None:
-    """Return each sample's bin by worst and best fit alone, the quick ways; None if they leave a sample over."""
+    """Return each sample's bin by worst fit and best fit, which are fast; None if a sample is left over."""
     if len(sizes) <= count:
         return np.arange(len(sizes))
     for share in LEVELLED_SHARES:
@@ -127,7 +127,7 @@ def next_fit(sizes: Ints, *, capacity: int, multiple: int) -> tuple[Ints, int]:
 
 
 def _repack(sizes: Ints, bins: Ints, count: int, *, capacity: int) -> Ints:
-    """Pack the emptiest bins and the samples in none anew: together their rooms are of use."""
+    """Pack the emptiest bins and the samples without a bin again: their free room is of use only together."""
     if not (bins < 0).any():
         return bins
     loads = np.bincount(bins[bins >= 0], weights=sizes[bins >= 0], minlength=count)
@@ -159,7 +159,7 @@ def _worst_fit(sizes: Ints, count: int) -> tuple[Ints, Ints]:
         emptiest = np.argsort(loads, kind="stable")[: len(sizes) - at]
         before = loads[emptiest]
         after = before + sizes[at : at + len(emptiest)]
-        # As many at once as come before a bin that was just filled would be the emptiest again.
+        # All at once, up to the point where a bin that was just filled would be the emptiest again.
         again = np.minimum.accumulate(after[:-1]) < before[1:]
         taken = int(again.argmax()) + 1 if again.any() else len(emptiest)
         bins[at : at + taken] = emptiest[:taken]

@@ -12,7 +12,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What one optimizer update plans, in order of keys.
+    """The samples that one optimizer update plans, in order of keys.
 
     sizes: padded tokens over the alignment. groups: each sample's group, by number; None if they do not matter.
     """
@@ -35,7 +35,7 @@ class Samples:
 
     @property
     def shortest(self) -> int:
-        """The last by key of the shortest: what fillers repeat."""
+        """The sample that fillers repeat: the shortest, and of several the last by key."""
         return len(self.sizes) - 1 - int(self.sizes[::-1].argmin())
 
 
@@ -55,11 +55,11 @@ class Layout:
 
 
 def loads_of(owners: Ints, costs: Floats, *, count: int) -> Floats:
-    """Return what each of `count` owners (bins, ranks or groups) costs in all."""
+    """Return the total cost of each of `count` owners (bins, ranks or groups)."""
     return np.bincount(owners, weights=costs, minlength=count).astype(np.float64)
 
 
 def stable_order(numbers: Ints) -> Ints:
-    """Return the positions of numbers of at least 0 in ascending order, equal ones as they come."""
+    """Return the positions that sort numbers (at least 0) in ascending order; equal ones keep their order."""
     # numpy sorts 16 bits by radix, which is several times as fast as its sort of 64.
     return np.argsort(numbers.astype(np.uint16) if numbers.max(initial=0) < 2**16 else numbers, kind="stable")

@@ -1,4 +1,4 @@
-"""Subset sums: which samples fill a bin to the last token, and which part of a group costs nearly what is wanted."""
+"""Subset sums: which samples fill a bin to the last token, and which part of a group has nearly a wanted cost."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def fill_bins(sizes: Sequence[int], count: int, *, capacity: int) -> Ints:
 
 
 def closest_subset(costs: Floats, wanted: float) -> Flags:
-    """Choose samples that cost nearly what is wanted: the first that fit, and the best subset of the next few."""
+    """Choose samples whose total cost is nearly `wanted`: the first that fit, and the best subset of the next few."""
     chosen = np.zeros(len(costs), bool)
     taken = 0
     while len(costs) - taken > CUT_SUBSET_SAMPLES and costs[taken] <= wanted:

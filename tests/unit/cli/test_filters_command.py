@@ -49,7 +49,7 @@ def test_show_explains_parameters_tags_and_reasons(tmp_path: Path, monkeypatch: 
 def test_show_says_how_to_write_a_filter_of_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text("")
     code, text = in_process(tmp_path, monkeypatch, "show", "mine")
-    assert (code, "for one of mine.py write mine:Class" in text) == (2, True)
+    assert (code, "for one in mine.py, write mine:Class" in text) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_a_name_becomes_a_class_and_a_module_as_python_writes_them(
         ("random", "would hide the installed module random"),
         ("ZeroStd", "zero_std is a built-in filter"),
         ("TestLength", "pytest would take test_length.py for a test"),
-        ("my-filter", "a class name is letters"),
-        ("a/b", "a class name is letters"),
-        ("class", "a class name is letters"),
+        ("my-filter", "a class name has letters"),
+        ("a/b", "a class name has letters"),
+        ("class", "a class name has letters"),
     ],
 )
 def test_a_name_that_would_not_work_is_refused_and_nothing_is_written(

@@ -16,5 +16,5 @@ def test_a_run_whose_folder_another_process_writes_to_ends_before_it_starts_anyt
     lock.release()
     assert result.exit_code == 2
     assert "the event log in out is being written by process" in result.stderr
-    assert "name another folder (run.directory, --run-dir)" in result.stderr
+    assert "choose another folder (run.directory, --run-dir)" in result.stderr
     assert not (folder / "out" / "events.jsonl").exists()

@@ -110,7 +110,7 @@ def test_a_filter_whose_state_is_not_json_is_refused_by_a_dry_run(command: Comma
     """FOUND-C15: not after the whole run."""
     result = command("train", "--dry-run", "--filter", "user_filters:Sets")
     assert result.exit_code == 2
-    assert "filter Sets: its state_dict must give plain JSON values" in result.stderr
+    assert "filter Sets: state_dict must return plain JSON values" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,8 @@ def test_a_plan_says_how_the_step_went(tmp_path: Path) -> None:
     lines = CliRunner().invoke(app, ["plan", "show", str(run)]).output.splitlines()
     assert lines[3:] == [
         "a group is read by 2.00 ranks",
-        "costliest rank over the mean: 1.0312 planned, 1.2500 timed; step took 0.500 s",
-        "slowest rank: 0.350 s predicted, 0.400 s measured; of the ranks' time 20.0% waiting for it",
+        "costliest rank over the mean: 1.0312 planned, 1.2500 measured; step took 0.500 s",
+        "slowest rank: 0.350 s predicted, 0.400 s measured; ranks wait for it during 20.0% of their time",
         "fillers are 5.1% of the cost, padding 10.0% of the positions",
     ]
 
@@ -114,5 +114,5 @@ def test_a_wrong_folder_or_step_ends_with_code_2_and_says_what_there_is(tmp_path
     gone = CliRunner().invoke(app, ["plan", "show", str(tmp_path / "no")])
     wrong = CliRunner().invoke(app, ["plan", "show", str(run), "--step", "9"])
     assert (gone.exit_code, wrong.exit_code) == (2, 2)
-    assert "no such folder" in gone.output
+    assert "the folder does not exist" in gone.output
     assert "steps 1 to 1" in wrong.output

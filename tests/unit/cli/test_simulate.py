@@ -52,13 +52,13 @@ def test_numbers_of_generators_and_ranks_are_options(simulate: Callable[..., Res
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "--group-seconds is needed"),
-        (("--group-seconds", "1"), "--step-seconds is needed"),
+        ((), "--group-seconds is required"),
+        (("--group-seconds", "1"), "--step-seconds is required"),
         (("--group-seconds", "soon", "--step-seconds", "1"), "--group-seconds is 'soon'"),
         ((*TIMES, "--sweep", "max_stale=1"), "did you mean"),
         ((*TIMES, "--sweep", "max_staleness=-1"), "--sweep rollout.max_staleness=-1"),
         ((*TIMES, "--ranks", "0"), "--ranks 0"),
-        (("--plot", "nowhere/bars.txt", *TIMES), "there is no folder nowhere"),
+        (("--plot", "nowhere/bars.txt", *TIMES), "the folder nowhere does not exist"),
         (("--from", "nowhere"), "--from nowhere cannot be read as an event log"),
     ],
 )

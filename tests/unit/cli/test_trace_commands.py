@@ -58,7 +58,7 @@ def test_a_changed_reward_exits_1_and_names_its_event(run: Path) -> None:
     done = call("replay", run)
     assert done.exit_code == 1
     assert (
-        f"the replay differs at event {put_event.seq}, put group 3: its tags are not those that were put" in done.stdout
+        f"the replay differs at event {put_event.seq}, put group 3: its tags were changed after the put" in done.stdout
     )
 
 
@@ -82,7 +82,7 @@ def test_a_what_if_prints_both_sides_and_exits_0(run: Path) -> None:
         (["--step", "1"], "--step and --out go together"),
         (["--step", "9", "--out", "x.safetensors"], "the log has no step 9"),
         (["--step", "1", "--out", "x.safetensors"], "tensors are kept by runs with --record tensors"),
-        (["--step", "1", "--out", "x", "--max-staleness", "1"], "cannot be asked together with a what-if"),
+        (["--step", "1", "--out", "x", "--max-staleness", "1"], "cannot be combined with a what-if"),
     ],
 )
 def test_bad_input_exits_2_and_says_what_is_wrong(
@@ -121,7 +121,7 @@ def from_the_future(log: Path) -> None:
     ("harm", "says"),
     [
         (lambda log: log.write_bytes(b""), "empty"),
-        (broken_off, "events-000001.jsonl.gz is no whole compressed file"),
+        (broken_off, "events-000001.jsonl.gz is not a complete compressed file"),
         (unheard_of, "Invalid value 'exploded'"),
         (from_the_future, "schema 99, and this asyncrl reads up to 3"),
         (lambda log: log.write_bytes(b"\x00\xff\n"), "line 1"),
@@ -191,7 +191,7 @@ def test_a_log_that_breaks_off_says_so(run: Path) -> None:
 
 def test_validate_passes_a_whole_log(run: Path) -> None:
     done = call("trace", "validate", run)
-    assert (done.exit_code, "is a whole log" in done.stdout) == (0, True)
+    assert (done.exit_code, "is a valid log" in done.stdout) == (0, True)
 
 
 def test_cat_prints_json_lines_of_the_types_and_groups_asked_for(run: Path) -> None:
@@ -201,7 +201,10 @@ def test_cat_prints_json_lines_of_the_types_and_groups_asked_for(run: Path) -> N
     done = call("trace", "cat", run, "--from", "3", "--to", "5")
     assert [json.loads(line)["seq"] for line in done.stdout.splitlines()] == [1, 3, 4, 5]
     done = call("trace", "cat", run, "--type", "verdict")
-    assert (done.exit_code, "--type verdict is no type of event; they are acknowledged" in done.stderr) == (2, True)
+    assert (done.exit_code, "--type verdict is not a type of event; the types are acknowledged" in done.stderr) == (
+        2,
+        True,
+    )
 
 
 def test_stats_count_the_run_again(run: Path) -> None:
@@ -223,5 +226,5 @@ def test_slice_and_anonymise_write_logs_and_overwrite_none(run: Path, tmp_path: 
     assert call("replay", hidden).exit_code == 0
     before = hidden.read_bytes()
     done = call("trace", "anonymise", run, "--out", hidden)
-    assert (done.exit_code, "is there already" in done.stderr) == (2, True)
+    assert (done.exit_code, "exists already" in done.stderr) == (2, True)
     assert hidden.read_bytes() == before

@@ -113,7 +113,7 @@ def test_a_key_that_is_not_there_is_refused_with_a_suggestion(text: str, hint: s
         ("[1, 2]", "must hold sections"),
         ("", "must hold sections"),
         ("run: {steps: 3", "is not YAML"),
-        ("run: {steps: 3, seed: 1, steps: 4}", "key 'steps' stands twice"),
+        ("run: {steps: 3, seed: 1, steps: 4}", "key 'steps' occurs twice"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_by_its_name(tmp_path: Path, text: str, hint: str) -> None:

@@ -227,7 +227,7 @@ def test_state_of_another_chain_is_refused() -> None:
     saved = Chain([Counts(2), ZeroStd()]).state_dict()
     with pytest.raises(FilterError, match="the saved chain"):
         Chain([ZeroStd(), Counts(2)]).load_state_dict(saved)
-    with pytest.raises(ValueError, match="keeps no state"):
+    with pytest.raises(ValueError, match="has no state"):
         ZeroStd().load_state_dict({"count": 1})
 
 
@@ -278,7 +278,7 @@ def test_a_filter_that_exits_is_an_error_with_its_name() -> None:
             Chain([Raises(error)]).judge([fake_group(0, [0.0, 1.0])], CONTEXT)
         with pytest.raises(FilterError, match="filter Raises: its tagger 'words' raised"):
             Chain([Raises(error, "tagger")]).taggers["words"]([1, 2])
-        with pytest.raises(FilterError, match="filter Raises: its state_dict"):
+        with pytest.raises(FilterError, match="filter Raises: state_dict"):
             Chain([Raises(error, "state_dict")]).state_dict()
 
 
@@ -290,5 +290,5 @@ def test_a_keyboard_interrupt_in_a_filter_is_the_users() -> None:
 
 def test_state_that_is_not_json_names_its_filter() -> None:
     """FOUND-C15: before anything is written."""
-    with pytest.raises(FilterError, match=r"filter Raises: its state_dict must give plain JSON values.*set"):
+    with pytest.raises(FilterError, match=r"filter Raises: state_dict must return plain JSON values.*set"):
         Chain([ZeroStd(), Raises(SystemExit(), "json")]).state_dict()

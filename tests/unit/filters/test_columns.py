@@ -104,8 +104,11 @@ def test_reasons_are_counted_by_filter() -> None:
             lambda groups: ColumnVerdict(masks={"x": (np.zeros(groups.n, dtype=np.bool_), True)}),
             "must be bool of shape",
         ),
-        (lambda groups: ColumnVerdict(drops={"": np.zeros(groups.n, dtype=np.bool_)}), "a reason is a word"),
-        (lambda groups: None, "returns a ColumnVerdict"),
+        (
+            lambda groups: ColumnVerdict(drops={"": np.zeros(groups.n, dtype=np.bool_)}),
+            "a reason is a non-empty string",
+        ),
+        (lambda groups: None, "must return a ColumnVerdict"),
         (lambda groups: groups.live.__setitem__(0, False), "tried to change a tag"),
     ],
 )

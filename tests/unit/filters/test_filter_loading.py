@@ -94,7 +94,7 @@ def test_an_installed_package_offers_filters_by_entry_point(module: str) -> None
     ("entry", "says"),
     [
         ({"name": "zerostd"}, "filter 'zerostd' is unknown; did you mean zero_std?"),
-        ({"name": "quality"}, "filter 'quality' is unknown; known are staleness, zero_std, dynamic_sampling"),
+        ({"name": "quality"}, "filter 'quality' is unknown; known filters are staleness, zero_std, dynamic_sampling"),
         ({"name": "to_long"}, "did you mean too_long?"),
         ({"name": "zero_std", "tagg": "acc"}, "filter zero_std has no parameter 'tagg'; did you mean tag?"),
         ({"name": "staleness", "xyz": 1}, "has no parameter 'xyz'; it has max_age, max_age_by_dataset"),

@@ -94,7 +94,7 @@ def test_a_log_ratio_that_is_no_number_is_an_outlier(gap: float, mean: float) ->
 def test_a_tag_of_text_or_lists_is_no_number_in_columns_either(values: list[Any]) -> None:
     group = make_group([0.0, 1.0]).stamp(acc=values)
     for filter_ in (ZeroStd("acc"), DynamicSampling(0.1, tag="acc")):
-        with pytest.raises(TagError, match=f"filter {filter_.name}: v10_p0_g.*tag 'acc'.*a finite number is needed"):
+        with pytest.raises(TagError, match=f"filter {filter_.name}: v10_p0_g.*tag 'acc'.*it must be a finite number"):
             judge(filter_, group)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.engine.events.alarms import LEAST_BATCHES, Alarms
+from asyncrl.engine.events.alarms import MIN_BATCHES, Alarms
 from asyncrl.engine.events.types import (
     AnyEvent,
     BatchGivenUp,
@@ -121,7 +121,7 @@ def test_samples_over_the_budget_are_told_of_once_with_numbers_prompt_and_option
     assert (log.metric("over_budget_prompts"), log.metric("raised")) == (3, 1)
     [alarm] = log.alarms.summary()
     assert (alarm["first_batch"], alarm["last_batch"], alarm["share"]) == (
-        LEAST_BATCHES,
+        MIN_BATCHES,
         30,
         pytest.approx(10 / 12, abs=1e-4),
     )
@@ -148,7 +148,7 @@ def test_an_alarm_speaks_again_only_after_it_was_over() -> None:
 
 def test_all_causes_together_are_told_of_where_none_explains_it_alone() -> None:
     log = Log()
-    for _ in range(LEAST_BATCHES):
+    for _ in range(MIN_BATCHES):
         log.batch(*[FLAT] * 32, TRAINED, reward=0.25)
     assert log.names() == ["untrained"]
     assert log.said[0][1].startswith(
@@ -159,7 +159,7 @@ def test_all_causes_together_are_told_of_where_none_explains_it_alone() -> None:
 def test_where_all_that_the_filters_kept_is_masked_the_mask_is_what_is_advised_on() -> None:
     """FOUND-L5: of 12,800 samples 12,576 were flat and 224 over the budget, and it was those that mattered."""
     log = Log()
-    for _ in range(LEAST_BATCHES):
+    for _ in range(MIN_BATCHES):
         log.batch(*[FLAT] * 32, OVER)
     assert log.names() == ["over_budget", "empty_batches"]
     assert log.said[1][1].endswith("Raise trainer.micro_batch_tokens (now 64), or lower rollout.max_new_tokens")
@@ -178,12 +178,12 @@ def test_batches_in_a_row_without_anything_to_train_are_counted_until_one_is_tra
     """FOUND-L5: given up after all were masked by importance, or without a survivor."""
     log = Log()
     lost = ["masked:importance_outliers"] * SIZE if given_up else FLAT
-    for _ in range(LEAST_BATCHES - 1):
+    for _ in range(MIN_BATCHES - 1):
         log.batch(lost, lost)
     assert "empty_batches" not in log.names()
     log.batch(lost, lost)
     assert "empty_batches" in log.names()
-    assert log.alarms.learning.in_vain.batches == LEAST_BATCHES
+    assert log.alarms.learning.in_vain.batches == MIN_BATCHES
     word = "masked importance_outliers" if given_up else "dropped zero_std"
     assert f"80 samples of 10 batches none were trained: 80 {word}" in log.alarms.in_vain()
     assert log.metric("empty_batch_fraction") == 1
@@ -199,7 +199,7 @@ def test_identical_responses_are_told_from_rewards_that_do_not_differ() -> None:
         log = Log()
         log.batch(TRAINED, reward=1.0)
         log.batch(TRAINED, reward=-1.0)
-        for _ in range(LEAST_BATCHES):
+        for _ in range(MIN_BATCHES):
             log.batch(FLAT, FLAT, FLAT, TRAINED, distinct=distinct, reward=reward)
         assert log.names() == alarms
     assert log.metric("identical_group_fraction") == 0
@@ -207,7 +207,7 @@ def test_identical_responses_are_told_from_rewards_that_do_not_differ() -> None:
 
 def test_responses_that_are_always_the_same_are_told_of_where_no_reward_ever_differed() -> None:
     log = Log()
-    for _ in range(LEAST_BATCHES):
+    for _ in range(MIN_BATCHES):
         log.batch(FLAT, TRAINED, distinct=1, reward=0.0)
     assert log.names() == ["identical"]
 
@@ -225,7 +225,7 @@ def test_rewards_that_a_log_writes_as_words_are_passed_over() -> None:
 def test_steps_without_a_gradient_are_told_of() -> None:
     """Without zero_std, groups whose rewards do not differ are trained on, to no effect."""
     log = Log()
-    for _ in range(LEAST_BATCHES):
+    for _ in range(MIN_BATCHES):
         log.batch(TRAINED, figures={"train/grad_norm": 0.0, "train/ratio_mean": 1.0})
     assert log.names() == ["flat_gradient"]
     assert "the gradient was 0 in 10 of the last 10 steps" in log.said[0][1]

@@ -1,4 +1,4 @@
-"""A log that is there already is gone on with: numbers, times, segments, and what a killed writer left behind."""
+"""An existing log is continued: numbers, times, segments, and the remains of a killed writer."""
 
 import gzip
 import os
@@ -82,7 +82,7 @@ def test_a_log_of_a_newer_schema_is_not_written_to(tmp_path: Path) -> None:
 def test_a_file_that_is_no_log_is_not_written_to(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"my notes\n")
-    with pytest.raises(TraceError, match=r"events\.jsonl holds a line that is no event"):
+    with pytest.raises(TraceError, match=r"events\.jsonl has a line that is not an event"):
         opened(path)
     assert path.read_bytes() == b"my notes\n"
 

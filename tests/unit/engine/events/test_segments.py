@@ -104,14 +104,14 @@ def test_a_compressed_segment_that_breaks_off_or_is_damaged_is_named(tmp_path: P
     whole = packed.read_bytes()
     for broken in (whole[:-20], whole[:5], whole[:40] + b"\xff" * 40 + whole[80:], b"no gzip"):
         packed.write_bytes(broken)
-        with pytest.raises(TraceError, match=r"events-000002\.jsonl\.gz is no whole compressed file"):
+        with pytest.raises(TraceError, match=r"events-000002\.jsonl\.gz is not a complete compressed file"):
             list(read_events(tmp_path))
 
 
 def test_a_damaged_index_is_named_and_nothing_needs_it(tmp_path: Path) -> None:
     write(tmp_path, 100, threaded=False)
     (tmp_path / "events.index.json").write_bytes(b"{")
-    with pytest.raises(TraceError, match=r"events\.index\.json is no index"):
+    with pytest.raises(TraceError, match=r"events\.index\.json is not a valid index"):
         read_index(tmp_path)
     assert len(list(read_events(tmp_path))) == 100
     write(tmp_path, 1, threaded=False)

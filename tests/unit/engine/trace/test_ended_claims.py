@@ -247,4 +247,4 @@ def test_validation_follows_claims_that_end(tmp_path: Path) -> None:
     write_log(path, log_of(FIRST, FIRST_STEP, claimed(2), ENDS[0], claimed(2, 3), SECOND).events)
     assert list(problems(path)) == []
     write_log(path, log_of(FIRST, FIRST_STEP, ENDS[0], claimed(2, 3), SECOND).events)
-    assert any("group 2 cannot be ready again" in problem for problem in problems(path))
+    assert any("group 2 cannot become ready again" in problem for problem in problems(path))

@@ -207,7 +207,7 @@ def test_extras_of_the_partition_are_recorded_and_objects_are_not(tmp_path: Path
 
 def test_a_run_without_tensors_says_how_to_get_them(tmp_path: Path) -> None:
     work = TrainWork(3, (), {}, total_tokens=0)
-    with pytest.raises(TraceError, match=r"step-000003\.safetensors is not there; .*--record tensors"):
+    with pytest.raises(TraceError, match=r"step-000003\.safetensors does not exist; .*--record tensors"):
         rebuild(tmp_path, [work])
 
 
@@ -221,7 +221,7 @@ def test_a_file_that_lacks_what_the_loss_was_computed_from_is_refused(tmp_path: 
     rebuild(tmp_path, works)
 
     save_file({name: value for name, value in tensors.items() if not name.startswith("trainer_logprobs/")}, path)
-    with pytest.raises(TraceError, match=r"holds tokens, logprobs, and the loss was also computed from trainer_logpr"):
+    with pytest.raises(TraceError, match=r"has tokens, logprobs, but the loss was also computed from trainer_logpr"):
         rebuild(tmp_path, works)
     save_file(tensors, path, metadata={"format": "3"})
     with pytest.raises(TraceError, match="recorded tensors of format 3, and this asyncrl reads up to 2"):
