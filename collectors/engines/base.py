@@ -148,5 +148,6 @@ class ExactEngine(Engine, Protocol):
     async def generate_batch(self, requests: Sequence[Request]) -> list[Result]:
         """Decode `requests` together, apart from all others, and under one version; return results in their order.
 
-        Equal requests under equal weights give equal bits, whatever else the engine was asked meanwhile.
+        Equal requests under equal weights give equal bits, whatever else the engine was asked meanwhile. An update
+        waits for the batch's end.
         """

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from asyncrl.collectors.engines.attention import MaskPlan, use_slots
-from asyncrl.collectors.engines.graphs import StepGraphs
+from asyncrl.collectors.engines.graphs import Step, StepGraphs
 from asyncrl.collectors.engines.rows import Rows, Seat
 from asyncrl.collectors.engines.sampler import keep, sample
 from asyncrl.collectors.engines.settings import NativeSettings
@@ -23,9 +23,12 @@ _ALIGN = 8
 _PLAIN_WINDOW = 64
 """A step sees the cache up to a multiple of so many positions."""
 _FIRST_GRAPH_WINDOW = 128
-"""With graphs, one per window: so many positions, and then twice as many each."""
+"""With graphs, or compiled, one per window: so many positions, and then twice as many each."""
 _FEWER_ROWS = 4
 """With graphs, one per number of rows: all slots, and each time so many times fewer."""
+
+_MOST_PROGRAMS = 64
+"""How often torch.compile may compile a step; beyond it would run it uncompiled."""
 
 
 class Burst:
@@ -77,7 +80,8 @@ class Decoder:
             self._chosen = torch.zeros(self.slots, dtype=torch.int64, device=self._device)
             self._logprobs = torch.zeros(self.slots, device=self._device)
         self._graphed = settings.graphs and self._device.type == "cuda"
-        step = torch.compile(self._step, dynamic=False) if settings.compiled else self._step
+        self._compiled = settings.compiled
+        step = _compiled(self._step) if self._compiled else self._step
         self._run_step = StepGraphs(step, self._rows) if self._graphed else step
 
     @torch.inference_mode()
@@ -127,8 +131,10 @@ class Decoder:
 
     def prepare(self, *, filtered: bool = False) -> None:
         """Run each shape of a step once while no row is live, so that none is captured or compiled later."""
+        if not (self._graphed or self._compiled):
+            return
         rows, sizes = self.slots, [self.slots]
-        while self._graphed and rows > 1:
+        while self._fewest_rows(1) < rows:
             rows = -(-rows // _FEWER_ROWS)
             sizes.append(rows)
         windows = dict.fromkeys(self._window(positions) for positions in range(1, self.length + 1))
@@ -173,7 +179,7 @@ class Decoder:
         return probe.shapes, probe.dtype
 
     def _window(self, positions: int) -> int:
-        if not self._graphed:
+        if not (self._graphed or self._compiled):
             return min(self.length, -(-positions // _PLAIN_WINDOW) * _PLAIN_WINDOW)
         window = _FIRST_GRAPH_WINDOW
         while window < positions:
@@ -181,9 +187,17 @@ class Decoder:
         return min(self.length, window)
 
     def _fewest_rows(self, rows: int) -> int:
+        if self._compiled:
+            return self.slots  # To compile a step for fewer rows takes longer than it ever saves.
         if not self._graphed:
             return rows
         fewest = self.slots
         while -(-fewest // _FEWER_ROWS) >= rows and fewest > 1:
             fewest = -(-fewest // _FEWER_ROWS)
         return fewest
+
+
+def _compiled(step: Step) -> Step:
+    """Fuse a step's kernels; each number of rows, window and filter is a program of its own."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_PROGRAMS)
+    return torch.compile(step, dynamic=False)

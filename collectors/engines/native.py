@@ -96,8 +96,8 @@ class NativeEngine:
         try:
             while True:
                 await self._turn()
-        except GenerationError as error:
-            finish, self._over = "error", str(error)
+        except Exception as error:  # The edge of the engine: what it cannot mend ends every request, with the cause.
+            finish, self._over = "error", str(error) if isinstance(error, GenerationError) else repr(error)
             raise
         finally:
             self._serving = False
@@ -220,13 +220,13 @@ class NativeEngine:
 
     async def _turn(self) -> None:
         started = anyio.current_time()
-        if self._controls and not self._batcher.apart:
+        if self._controllable():
             await self._apply(self._controls.popleft())
         elif self._pause is not None and (self._pause != "drain" or self._drained()):
             await self._batcher.catch_up()
             self._halted = True
             self._changed.notify()
-            await self._until(lambda: not self._halted or bool(self._controls))
+            await self._until(lambda: not self._halted or self._controllable())
             self._paused_s += anyio.current_time() - started
         else:
             await self._batcher.admit(begun_only=self._pause is not None)
@@ -263,6 +263,10 @@ class NativeEngine:
             self._paused_s += control.pause_s
         control.done = True
         self._changed.notify()
+
+    def _controllable(self) -> bool:
+        """Say whether something is to be done between two bursts, and may be: not within a batch that is exact."""
+        return bool(self._controls) and not self._batcher.apart
 
     def _drained(self) -> bool:
         return not self._batcher.running and not self._batcher.apart

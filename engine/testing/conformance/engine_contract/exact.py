@@ -2,8 +2,8 @@
 
 import anyio
 
-from asyncrl.collectors.engines.base import ExactEngine
-from asyncrl.engine.testing.conformance.engine_contract.trial import Trial, check_result, reading
+from asyncrl.collectors.engines.base import ExactEngine, Result
+from asyncrl.engine.testing.engine_contract.trial import Trial, check_result, reading
 
 
 async def a_batch_repeats_to_the_bit_beside_other_requests(trial: Trial) -> None:
@@ -33,6 +33,26 @@ async def a_batch_has_no_update_within_it(trial: Trial) -> None:
     assert (await engine.stats()).version == old + 1
 
 
+async def an_update_waits_for_a_batch_that_is_paused(trial: Trial) -> None:
+    engine: ExactEngine = trial.engine  # type: ignore[assignment]
+    old = (await engine.stats()).version
+    results: list[Result] = []
+
+    async def decode() -> None:
+        results.extend(await engine.generate_batch([trial.long_request() for _ in range(3)]))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(decode)
+        await trial.until(lambda stats: bool(stats.running))
+        await engine.pause()
+        tasks.start_soon(trial.update)
+        await anyio.sleep(trial.quiet_s)
+        assert (await engine.stats()).version == old
+        await engine.resume()
+    assert [result.spans for result in results] == [((old, 0, trial.long_tokens),)] * 3
+    assert (await engine.stats()).version == old + 1
+
+
 async def a_batch_names_the_member_that_cannot_be_served(trial: Trial) -> None:
     engine: ExactEngine = trial.engine  # type: ignore[assignment]
     results = await engine.generate_batch([trial.request(4), trial.request(10_000_000), trial.request(4)])
@@ -43,5 +63,6 @@ async def a_batch_names_the_member_that_cannot_be_served(trial: Trial) -> None:
 EXACT = (
     a_batch_repeats_to_the_bit_beside_other_requests,
     a_batch_has_no_update_within_it,
+    an_update_waits_for_a_batch_that_is_paused,
     a_batch_names_the_member_that_cannot_be_served,
 )
