@@ -3,7 +3,7 @@
 import anyio
 
 from asyncrl.collectors.engines.base import ExactEngine, Result
-from asyncrl.engine.testing.engine_contract.trial import Trial, check_result, reading
+from asyncrl.engine.testing.conformance.engine_contract.trial import Trial, check_result, reading
 
 
 async def a_batch_repeats_to_the_bit_beside_other_requests(trial: Trial) -> None:
