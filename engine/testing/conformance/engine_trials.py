@@ -88,7 +88,7 @@ async def native_trial(family: str = "llama", *, device: str = "cpu", **more: An
             engine,
             states=[_tiny_model(family, version).state_dict() for version in range(2)],
             vocabulary=VOCABULARY,
-            long_tokens=40,
+            long_tokens=28,
             teacher=model_teacher(lambda version: _tiny_model(family, version % 2)),
             text=text_of,
         )

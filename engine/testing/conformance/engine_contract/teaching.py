@@ -45,7 +45,7 @@ def _filtered(shares: list[float], token: int, sampling: Sampling) -> float:
 async def logprobs_are_the_teachers_before_and_after_an_update(trial: Trial) -> None:
     for _ in range(2):
         version = (await trial.engine.stats()).version
-        for request in (trial.request(12), trial.request(12, group="shared"), trial.request(12, group="shared")):
+        for request in (trial.request(8), trial.request(8, group="shared"), trial.request(8, group="shared")):
             result = await trial.run(request)
             assert near(result.logprobs, _taught(trial, version, request, result))
         await trial.update()
@@ -54,7 +54,7 @@ async def logprobs_are_the_teachers_before_and_after_an_update(trial: Trial) -> 
 async def logprobs_are_of_the_distribution_that_was_sampled(trial: Trial) -> None:
     version = (await trial.engine.stats()).version
     for sampling in ({"temperature": 0.7}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.2}):
-        request = trial.request(12, **sampling)
+        request = trial.request(8, **sampling)
         result = await trial.run(request)
         assert near(result.logprobs, _taught(trial, version, request, result))
 

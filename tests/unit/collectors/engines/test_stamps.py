@@ -85,10 +85,10 @@ async def churn(engine: NativeEngine, model: Stamped, random: Random, cache: Cac
 
     async with serving(engine), anyio.create_task_group() as tasks:
         for version in range(1, UPDATES + 1):
-            for _ in range(random.randrange(3)):
+            for _ in range(random.randrange(2)):
                 group = random.randrange(4)
                 prompt = tuple(range(2, 3 + 4 * group))
-                sampling = Sampling(random.randrange(1, 30))
+                sampling = Sampling(random.randrange(1, 24))
                 asked.append(f"r{len(asked)}")
                 tasks.start_soon(ask, Request(asked[-1], prompt, sampling, 0, f"g{group}"))
             if partials and random.random() < 0.5:
@@ -125,7 +125,7 @@ def test_every_span_names_the_weights_that_made_its_tokens(cache: Cache, blockin
             spans += 1
     finishes = {result.finish for _, result in results}
     assert finishes == {"length", "abort"}
-    assert spans > len(results) > 100
+    assert spans > len(results) > 80
 
 
 def test_a_stamp_tells_half_written_weights() -> None:
