@@ -292,6 +292,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", type=lambda name: getattr(torch, name))
     parser.add_argument("--rows", type=int, default=0, help="rows: 16 on a CPU, 128 on a GPU")
     parser.add_argument("--requests", type=int, default=0, help="on a CPU: 64")
+    parser.add_argument("--threads", type=int, default=0, help="torch's threads on a CPU; 0: its default")
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--cache-gb", type=int, default=0, help="cache budget: 1 on a CPU, 24 on a GPU")
     parser.add_argument("--burst", type=int, default=8)
@@ -303,6 +304,8 @@ def main() -> None:
     options = parser.parse_args()
     cuda = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
     device = torch.device("cuda" if cuda else "cpu")
+    if options.threads:
+        torch.set_num_threads(options.threads)
     options.cache_gb = options.cache_gb or (24 if cuda else 1)
     options.rounds = options.rounds or (2 if cuda else 1)
     result = on_gpu(device, options) if cuda else on_cpu(device, options)
