@@ -73,7 +73,7 @@ class TorchGenerator:
         self._pad_id = pad_id
         self._decode_samples = decode_samples
         self._alone = alone
-        self._offload = blocking
+        self._blocking = blocking
         self._waiting: deque[_Waiting] = deque()
         self._running = 0
         self._update: _Update | None = None
@@ -142,7 +142,7 @@ class TorchGenerator:
         for request in requests:
             request.turn(True)
         try:
-            completions = await self._offload(lambda: self.decode(requests))
+            completions = await self._blocking(lambda: self.decode(requests))
         except Exception as error:  # The edge of generation: of a batch, each decodes again alone.
             if len(batch) > 1:
                 self._set_apart(batch)
@@ -164,7 +164,7 @@ class TorchGenerator:
 
     async def _swap(self, update: _Update) -> None:
         try:
-            await self._offload(lambda: self._load(update.state))
+            await self._blocking(lambda: self._load(update.state))
             self._version = update.version
         except Exception as error:  # The updater's error: the generator serves on with what it has.
             update.error = error
