@@ -3,6 +3,7 @@
 Invariant: a flight waits, or runs, or has left; whoever waits is told once, by its turn or by an end.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from asyncrl.collectors.engines.base import Finish
+from asyncrl.engine.signal import Signal
 
 
 @dataclass(eq=False, slots=True)
@@ -30,7 +32,7 @@ class Admission:
         self._open = False
         self._waiting: deque[Flight] = deque()
         self._running: dict[Flight, None] = {}
-        self._left = anyio.Event()
+        self._changed = Signal()
         self._end: tuple[Finish, str] | None = None
 
     @property
@@ -61,9 +63,12 @@ class Admission:
         self._running.pop(flight, None)
         if flight in self._waiting:
             self._waiting.remove(flight)
-        self._left.set()
-        self._left = anyio.Event()
+        self.tell()
         self.admit()
+
+    def tell(self) -> None:
+        """Have those who wait in `until` look again."""
+        self._changed.notify()
 
     def open(self) -> None:
         self._open = True
@@ -74,7 +79,8 @@ class Admission:
         self._open = False
 
     def admit(self) -> None:
-        """Give turns while there is room: to be called when `limit()` has grown."""
+        """Give turns while there is room: to be called when `limit()` has changed."""
+        self.tell()
         while self._open and self._waiting and len(self._running) < self._limit():
             flight = self._waiting.popleft()
             self._running[flight] = None
@@ -94,5 +100,8 @@ class Admission:
 
     async def drained(self) -> None:
         """Return once nobody runs. Its deadline is the caller's."""
-        while self._running:
-            await self._left.wait()
+        await self.until(lambda: not self._running)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return once a condition holds of what this engine's requests and replicas do. Its deadline is the caller's."""
+        await self._changed.wait_for(condition, timeout_s=math.inf, what="an engine's requests")

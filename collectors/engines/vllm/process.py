@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import torch
 from vllm.config import WeightTransferConfig
-from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -35,7 +35,9 @@ class _Logger(StatLoggerBase):
     def __init__(self, use: CacheUse) -> None:
         self._use = use
 
-    def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
         if scheduler_stats is not None:
             self._use.share = float(scheduler_stats.kv_cache_usage)
 
