@@ -73,13 +73,14 @@ def differing_modules(model: torch.nn.Module, weights: OpenFiles) -> tuple[int, 
 
 def _sources(name: str, packed: Mapping[str, list[str]], names: set[str]) -> list[str]:
     """Return the file's names for a module's weight: one, or several that it has joined; none if unknown."""
-    parent, _, last = name.rpartition(".")
+    last = name.rpartition(".")[2]
+    parent = name.removesuffix(last)
     if f"{name}.weight" in names:
         return [f"{name}.weight"]
     if last == "lm_head":
         # Tied: the file has the embedding alone.
         return [other for other in sorted(names) if other.endswith("embed_tokens.weight")][:1]
-    joined = [f"{parent}.{part}.weight" for part in packed.get(last, ())]
+    joined = [f"{parent}{part}.weight" for part in packed.get(last, ())]
     return joined if joined and names.issuperset(joined) else []
 
 
