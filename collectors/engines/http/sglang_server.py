@@ -25,7 +25,13 @@ class SGLangServer:
         self._checkpoint = checkpoint
 
     async def generate(self, name: str, request: Request, answer: Answer, salt: str) -> AsyncGenerator[Reply, None]:
-        """Yield one reply per event of a stream; only one without `request.stream`."""
+        """Yield one reply per event of a stream; only one without `request.stream`.
+
+        Refused with a filter: SGLang's log-probabilities are of the distribution before top-k, top-p and min-p.
+        """
+        sampling = request.sampling
+        if sampling.top_k or sampling.top_p < 1 or sampling.min_p:
+            raise Refused("SGLang gives no log-probabilities of what top_k, top_p and min_p leave; sample without them")
         body = {
             "rid": name,
             "input_ids": answer.prompt_ids,
@@ -101,9 +107,6 @@ def _sampling(request: Request, answer: Answer) -> dict[str, Any]:
     return {
         "max_new_tokens": answer.left,
         "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k or -1,
-        "min_p": sampling.min_p,
         "sampling_seed": answer.seed,
         "stop_token_ids": list(sampling.stop_ids),
         "ignore_eos": True,

@@ -178,3 +178,16 @@ def test_a_request_that_a_server_refuses_ends_as_an_error(checkpoint: Path) -> N
             assert result.error
 
     held(run)
+
+
+def test_sglang_is_not_asked_for_logprobs_that_it_does_not_have(checkpoint: Path) -> None:
+    async def run() -> None:
+        async with trial_of("sglang", checkpoint) as (trial, (server,)):
+            for sampling in ({"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}):
+                result = await Stream(trial.engine, trial.request(4, **sampling)).result()
+                assert result.finish == "error"
+                assert "top_k" in result.error
+            assert server.asked == 0
+            assert (await trial.run(trial.request(4, temperature=0.5))).finish == "length"
+
+    held(run)
