@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from asyncrl.collectors.engines.base import Finish
-from asyncrl.engine.signal import Signal
+from asyncrl.engine.aio.signal import Signal
 
 
 @dataclass(eq=False, slots=True)
@@ -103,5 +103,5 @@ class Admission:
         await self.until(lambda: not self._running)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Return once a condition holds of what this engine's requests and replicas do. Its deadline is the caller's."""
+        """Return once a condition holds of the requests or the replicas. Its deadline is the caller's."""
         await self._changed.wait_for(condition, timeout_s=math.inf, what="an engine's requests")

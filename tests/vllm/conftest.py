@@ -13,7 +13,7 @@ import torch
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from asyncrl.engine.testing.engine_contract import EngineTest, Trial, model_teacher
+from asyncrl.engine.testing.conformance.engine_contract import EngineTest, Trial, model_teacher
 
 HERE = Path(__file__).parent
 VOCABULARY = 32

@@ -10,8 +10,8 @@ import pytest
 
 from asyncrl.collectors.engines.base import Request, Result, Sampling
 from asyncrl.engine.errors import VersionError
-from asyncrl.engine.testing.engine_contract import CONTRACT, TEACHING, EngineTest, Stream, Trial, near
-from asyncrl.engine.testing.engine_trials import serving
+from asyncrl.engine.testing.conformance.engine_contract import CONTRACT, TEACHING, EngineTest, Stream, Trial, near
+from asyncrl.engine.testing.conformance.engine_trials import serving
 
 from .conftest import MAX_LENGTH, Served, served, trial_of
 

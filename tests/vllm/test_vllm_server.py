@@ -13,8 +13,8 @@ import pytest
 
 from asyncrl.collectors.engines.http.engine import HTTPEngine
 from asyncrl.collectors.engines.http.settings import HTTPSettings
-from asyncrl.engine.testing.engine_contract import CONTRACT, TEACHING, EngineTest, Stream, Trial
-from asyncrl.engine.testing.engine_trials import serving
+from asyncrl.engine.testing.conformance.engine_contract import CONTRACT, TEACHING, EngineTest, Stream, Trial
+from asyncrl.engine.testing.conformance.engine_trials import serving
 
 from .conftest import MAX_LENGTH, Served, served, trial_of
 

@@ -145,7 +145,7 @@ class HTTPEngine:
             await self._go_on()
 
     async def update_weights(self, version: int, state: Mapping[str, Any], cache: Cache = "keep") -> Update:
-        """Write all weights to where the servers read them, then swap them on all; VersionError as the protocol says."""
+        """Write all weights to where the servers read them, then swap them on all."""
         if self._updating:
             raise VersionError(f"version {version} came while another update is under way")
         if version < self._version:

@@ -32,7 +32,7 @@ class Fleet:
             self._changed()
 
     async def probe(self, version: int, file: Path | None, *, held: bool) -> None:
-        """Ask all replicas how they are; one that is well again gets the version that serves, and its part of requests."""
+        """Ask all replicas how they are; one that is well again gets the version that serves, then requests."""
         async with anyio.create_task_group() as tasks:
             for replica in self._router.replicas:
                 tasks.start_soon(self._probe, replica, version, file, held)

@@ -1,4 +1,4 @@
-"""The routes of SGLang's server (0.5.23), read from its source: it was not run here, only a fake of these routes was."""
+"""The routes of SGLang's server, read from the sources of 0.5.23 and tried on a fake; a real one was not run."""
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing

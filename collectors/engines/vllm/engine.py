@@ -78,7 +78,8 @@ class VLLMEngine:
                 await prepare(self._running)
             async with self._control:
                 await self._go_on()
-            while self._broken is None and not self._running.errored:
+            # vLLM tells only who asks, or has a request in flight.
+            while self._broken is None and not self._running.errored:  # noqa: ASYNC110
                 await anyio.sleep(_HEALTH_EVERY_S)
             raise self._broken or GenerationError("vLLM's engine process died; its own log says why")
         except TimeoutError:

@@ -14,9 +14,9 @@ from asyncrl.collectors.engines.base import Request, Sampling
 from asyncrl.collectors.engines.http.engine import HTTPEngine
 from asyncrl.collectors.engines.http.settings import HTTPSettings
 from asyncrl.engine.errors import VersionError
-from asyncrl.engine.testing.engine_contract import CONTRACT, Stream, Trial, reading
-from asyncrl.engine.testing.engine_trials import VOCABULARY, serving
-from asyncrl.engine.testing.fake_servers import FakeServer, fake_servers
+from asyncrl.engine.testing.conformance.engine_contract import CONTRACT, Stream, Trial, reading
+from asyncrl.engine.testing.conformance.engine_trials import VOCABULARY, serving
+from asyncrl.engine.testing.conformance.fake_servers import FakeServer, fake_servers
 
 KINDS = pytest.mark.parametrize("kind", ["vllm", "sglang"])
 LIMIT_S = 30.0
@@ -78,9 +78,11 @@ def test_contract(kind: str, checkpoint: Path) -> None:
 @KINDS
 def test_requests_go_to_the_replica_with_the_fewest_outstanding(kind: str, checkpoint: Path) -> None:
     async def run() -> None:
-        async with trial_of(kind, checkpoint, replicas=2) as (trial, servers):
-            async with reading(trial, *(trial.long_request() for _ in range(6))):
-                assert [(await server.engine.stats()).running for server in servers] == [3, 3]
+        async with (
+            trial_of(kind, checkpoint, replicas=2) as (trial, servers),
+            reading(trial, *(trial.long_request() for _ in range(6))),
+        ):
+            assert [(await server.engine.stats()).running for server in servers] == [3, 3]
 
     held(run)
 
