@@ -55,7 +55,9 @@ def server(checkpoint: Callable[[bool], Path], tmp_path_factory: pytest.TempPath
         async with serving(engine) as running:
             made = trial_of(running, True, quiet_s=0.5)
             with anyio.fail_after(280):
-                await Stream(running, made.request(2)).read()
+                stream = Stream(running, made.request(2))
+                await stream.read()
+                assert stream.results[0].finish == "length"
             yield made
 
     try:

@@ -5,7 +5,7 @@ holds: nobody resumes vLLM in the middle of a swap. What was cached of a prompt 
 under another: the version is part of the cache's key, and who has no token yet when it changes is asked anew.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,8 @@ from asyncrl.collectors.engines.vllm.process import CacheUse, FileLoader, prepar
 from asyncrl.collectors.engines.vllm.settings import VLLMSettings
 from asyncrl.engine.errors import AsyncRLError, GenerationError, VersionError
 
+Start = Callable[[VLLMSettings, CacheUse], AsyncLLM]
+
 _MODES = {"keep": "keep", "drain": "wait", "abort": "abort"}
 _FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length", "abort": "abort"}
 _SILENT_INTERVAL = 32
@@ -50,10 +52,11 @@ class _Round:
 
 
 class VLLMEngine:
-    """Stop strings need the `text` of tokens, special ones included."""
+    """Stop strings need the `text` of tokens, special ones included. `start` makes the AsyncLLM; it may block."""
 
-    def __init__(self, settings: VLLMSettings, *, text: Text | None = None) -> None:
+    def __init__(self, settings: VLLMSettings, *, text: Text | None = None, start: Start = start) -> None:
         self._settings = settings
+        self._make = start
         self._text = text
         self._llm: AsyncLLM | None = None
         self._files: StateFiles | None = None
@@ -205,7 +208,7 @@ class VLLMEngine:
         settings = self._settings
         files = StateFiles(settings.model_path, getattr(torch, settings.dtype), Path(settings.weights_folder))
         try:
-            llm = start(settings, self._cache_use)
+            llm = self._make(settings, self._cache_use)
         except BaseException:
             files.close()
             raise
