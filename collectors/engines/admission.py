@@ -3,7 +3,6 @@
 Invariant: a flight waits, or runs, or has left; whoever waits is told once, by its turn or by an end.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -104,4 +103,4 @@ class Admission:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Return once a condition holds of the requests or the replicas. Its deadline is the caller's."""
-        await self._changed.wait_for(condition, timeout_s=math.inf, what="an engine's requests")
+        await self._changed.wait_until(condition)

@@ -131,7 +131,7 @@ def _starts(width: int) -> Iterator[int]:
     yield from sorted({0, width // 2, max(0, width - _COLUMNS)})
 
 
-def _columns(module: torch.nn.Module, width: int, chosen: range) -> torch.Tensor | None:
+def _columns(module: Any, width: int, chosen: range) -> torch.Tensor | None:
     """Return columns of a module's weight as its kernel gives them, (columns, rows); None if it takes another width."""
     parameter = next(module.parameters(), None)
     if parameter is None or getattr(module, "input_size_per_partition", width) != width:
@@ -139,5 +139,5 @@ def _columns(module: torch.nn.Module, width: int, chosen: range) -> torch.Tensor
     unit = torch.zeros(len(chosen), width, dtype=parameter.dtype, device=parameter.device)
     unit[range(len(chosen)), chosen] = 1
     with torch.no_grad():
-        result: torch.Tensor = module.quant_method.apply(module, unit, None)  # type: ignore[union-attr, operator]
+        result: torch.Tensor = module.quant_method.apply(module, unit, None)
     return result

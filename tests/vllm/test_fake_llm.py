@@ -72,7 +72,7 @@ class FakeLLM:
         assert prompt["cache_salt"]
         sampling = Sampling(parameters.max_tokens, stop_ids=tuple(parameters.stop_token_ids))
         asked = Request(name, tuple(prompt["prompt_token_ids"]), sampling, seed=0)
-        async with aclosing(self._engine.generate(asked)) as items:  # type: ignore[type-var]
+        async with aclosing(self._engine.generate(asked)) as items:
             async for item in items:
                 yield self._output(item)
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
 from typing import Any
 
 import anyio
@@ -71,12 +70,11 @@ class Client:
                 if answer.is_error:
                     await answer.aread()
                 _check(answer, self.url + path)
-                async with aclosing(answer.aiter_lines()) as lines:
-                    async for line in lines:
-                        if line == "data: [DONE]":
-                            return
-                        if line.startswith("data:"):
-                            yield json.loads(line.removeprefix("data:"))
+                async for line in answer.aiter_lines():
+                    if line == "data: [DONE]":
+                        return
+                    if line.startswith("data:"):
+                        yield json.loads(line.removeprefix("data:"))
         except (httpx2.TransportError, ValueError) as error:
             raise ServerDown(f"{self.url}{path} broke off: {type(error).__name__}: {error}") from error
         raise ServerDown(f"{self.url}{path} broke off before its end")

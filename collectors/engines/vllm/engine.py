@@ -188,7 +188,7 @@ class VLLMEngine:
         if self._closed:
             return
         self._closed = True
-        ended = "error" if self._broken or (self._llm is not None and self._llm.errored) else "abort"
+        ended: Finish = "error" if self._broken or (self._llm is not None and self._llm.errored) else "abort"
         self._admission.fail("the engine has ended", ending=ended)
         if self._llm is not None:
             with anyio.move_on_after(_CLOSE_TIMEOUT_S):

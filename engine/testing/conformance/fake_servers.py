@@ -116,7 +116,7 @@ async def _answered(
     server.asked += 1
     had: list[Chunk] = []
     stream: web.StreamResponse | None = None
-    async with aclosing(server.engine.generate(asked)) as items:  # type: ignore[type-var]
+    async with aclosing(server.engine.generate(asked)) as items:
         async for item in items:
             if isinstance(item, Chunk):
                 had.append(item)
