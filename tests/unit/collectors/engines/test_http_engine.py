@@ -90,7 +90,7 @@ def test_requests_go_to_the_replica_with_the_fewest_outstanding(kind: str, check
 @KINDS
 def test_a_request_goes_on_elsewhere_when_its_replica_dies(kind: str, checkpoint: Path) -> None:
     async def run() -> None:
-        async with trial_of(kind, checkpoint, replicas=2, token_s=0.02) as (trial, servers):
+        async with trial_of(kind, checkpoint, replicas=2, token_s=0.01) as (trial, servers):
             async with reading(trial, *(trial.long_request() for _ in range(4)), tokens=3) as streams:
                 await servers[0].kill()
             assert [stream.results[0].finish for stream in streams] == ["length"] * 4
