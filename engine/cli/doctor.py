@@ -65,7 +65,7 @@ def examine() -> Iterator[Finding]:
     yield _shared_memory()
     yield _folder()
     yield _gpu()
-    yield _extra("vllm", "vllm", "pip install 'asyncrl[vllm]'")
+    yield _extra("vllm", "vllm", "scripts/install vllm, which makes .venv-vllm; or pip install 'asyncrl[vllm]'")
 
 
 def _numbers(text: str) -> tuple[int, ...]:

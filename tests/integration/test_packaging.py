@@ -139,7 +139,7 @@ def requirements(wheel: Path, extra: str, **environment: str) -> list[Requiremen
 @pytest.mark.parametrize(
     ("extra", "python", "system", "wanted"),
     [
-        ("vllm", "3.11", "linux", ["vllm>=0.19"]),
+        ("vllm", "3.11", "linux", ["vllm==0.32.*"]),
     ],
 )
 def test_an_extra_asks_for_what_its_python_can_have(

@@ -1,0 +1,1 @@
+"""Inference servers reached over HTTP: vLLM's and SGLang's."""

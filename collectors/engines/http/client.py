@@ -1,0 +1,122 @@
+"""One server's HTTP routes, with deadlines, retries, and two kinds of failure: it is down, or it said no."""
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import anyio
+import httpx2
+
+from asyncrl.engine.errors import GenerationError
+
+_BACKOFF_S = 0.05
+_SHOWN_CHARACTERS = 300
+
+
+class ServerDown(GenerationError):
+    """A server does not answer, or breaks off: another may do what was asked of it."""
+
+
+class Refused(GenerationError):
+    """A server answered that it will not: no other would, either."""
+
+
+class Client:
+    """Calls routes below `url`. `timeout_s` is the limit of one answer, `tries` of a call that may be repeated."""
+
+    def __init__(self, url: str, *, timeout_s: float = 30.0, tries: int = 3) -> None:
+        self.url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._tries = tries
+        # As many connections as there are requests: the router has the limit. A request's own deadline is its reader's.
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
+        timeout = httpx2.Timeout(None, connect=timeout_s)
+        self._http = httpx2.AsyncClient(
+            base_url=self.url,
+            limits=limits,
+            timeout=timeout,
+            trust_env=False,
+            # Without https there is nothing to verify, and reading the certificates takes a tenth of a second.
+            verify=self.url.startswith("https:"),
+        )
+
+    async def get(self, path: str, *, timeout_s: float | None = None, tries: int | None = None) -> Any:
+        """Return the answer, None if it is empty; tried again while the server is down."""
+        return await self._again("GET", path, {}, timeout_s, tries)
+
+    async def post(
+        self,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        tries: int | None = None,
+    ) -> Any:
+        """Return the answer, None if it is empty; tried again while the server is down: twice must be as once."""
+        return await self._again("POST", path, {"json": body, "params": query}, timeout_s, tries)
+
+    async def ask(self, path: str, body: Any) -> Any:
+        """Return the answer to a request that may take as long as it likes; never tried again."""
+        return await self._once("POST", path, {"json": body}, None)
+
+    async def stream(self, path: str, body: Any) -> AsyncGenerator[Any, None]:
+        """Yield the server-sent events of a request, decoded, until it says that it is done.
+
+        ServerDown if the stream breaks off before that.
+        """
+        try:
+            async with self._http.stream("POST", path, json=body) as answer:
+                if answer.is_error:
+                    await answer.aread()
+                _check(answer, self.url + path)
+                async for line in answer.aiter_lines():
+                    if line == "data: [DONE]":
+                        return
+                    if line.startswith("data:"):
+                        yield json.loads(line.removeprefix("data:"))
+        except (httpx2.TransportError, ValueError) as error:
+            raise ServerDown(f"{self.url}{path} broke off: {type(error).__name__}: {error}") from error
+        raise ServerDown(f"{self.url}{path} broke off before its end")
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _again(
+        self, method: str, path: str, content: Mapping[str, Any], timeout_s: float | None, tries: int | None
+    ) -> Any:
+        left = self._tries if tries is None else tries
+        pause_s = _BACKOFF_S
+        while True:
+            try:
+                return await self._once(method, path, content, self._timeout_s if timeout_s is None else timeout_s)
+            except ServerDown:
+                left -= 1
+                if left <= 0:
+                    raise
+            await anyio.sleep(pause_s)
+            pause_s *= 2
+
+    async def _once(self, method: str, path: str, content: Mapping[str, Any], timeout_s: float | None) -> Any:
+        try:
+            with anyio.fail_after(timeout_s):
+                answer = await self._http.request(method, path, **content)
+        except TimeoutError:
+            raise ServerDown(f"{self.url}{path} did not answer within {timeout_s:g} s") from None
+        except httpx2.TransportError as error:
+            raise ServerDown(f"{self.url}{path} does not answer: {type(error).__name__}: {error}") from error
+        _check(answer, self.url + path)
+        try:
+            return answer.json() if answer.content else None
+        except ValueError:
+            return answer.text
+
+
+def _check(answer: httpx2.Response, what: str) -> None:
+    if answer.is_success:
+        return
+    message = f"{what} answered {answer.status_code}: {answer.text[:_SHOWN_CHARACTERS]}"
+    # 429 and 5xx are the server's state, not the request's fault.
+    if answer.status_code >= 500 or answer.status_code == 429:
+        raise ServerDown(message)
+    raise Refused(message)

@@ -1,0 +1,280 @@
+"""Inference servers over HTTP behind the engine protocol, as many replicas as there are.
+
+Invariant: no request is lost with a replica: it is asked again elsewhere, behind the tokens it has. Whoever holds,
+releases or updates the replicas has `_control`. Pauses that drain or abort are made of this engine's own requests, so
+that a server needs one kind of pause only, in place.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import torch
+
+from asyncrl.collectors.engines.admission import Admission, Flight
+from asyncrl.collectors.engines.answer import Answer
+from asyncrl.collectors.engines.base import Cache, Chunk, EngineStats, InFlight, Request, Result, Update
+from asyncrl.collectors.engines.http.client import Client, Refused, ServerDown
+from asyncrl.collectors.engines.http.fleet import Fleet
+from asyncrl.collectors.engines.http.routing import Replica, Router
+from asyncrl.collectors.engines.http.server import MakeServer, Reply
+from asyncrl.collectors.engines.http.settings import HTTPSettings
+from asyncrl.collectors.engines.http.sglang_server import SGLangServer
+from asyncrl.collectors.engines.http.vllm_server import VLLMServer
+from asyncrl.collectors.engines.state_files import StateFiles
+from asyncrl.collectors.engines.stop_text import Text
+from asyncrl.collectors.engines.stopwatch import Stopwatch
+from asyncrl.collectors.engines.swap import START
+from asyncrl.engine.errors import AsyncRLError, GenerationError, VersionError
+
+_KINDS: dict[str, MakeServer] = {"vllm": VLLMServer, "sglang": SGLangServer}
+_PROBE_EVERY_S = 2.0
+_OUTAGE_S = 300.0
+"""So long without any replica, and the engine gives up."""
+_ABORT_AGAIN_S = 0.5
+_ABORT_TRIES = 20
+_ROUNDS = 5
+"""So often a request is asked for whose server ended it unasked, as one does that shuts down."""
+
+
+@dataclass(eq=False, slots=True)
+class _Asked:
+    """Where a request is now, and what it is called there."""
+
+    replica: Replica
+    name: str
+
+
+class HTTPEngine:
+    """Stop strings need the `text` of tokens, special ones included."""
+
+    def __init__(
+        self, settings: HTTPSettings, *, text: Text | None = None, probe_every_s: float = _PROBE_EVERY_S
+    ) -> None:
+        make, folder = _KINDS[settings.kind], Path(settings.model_path)
+        self._settings = settings
+        self._text = text
+        self._probe_every_s = probe_every_s
+        replicas = [Replica(make(Client(url, timeout_s=settings.answer_s), folder), url) for url in settings.urls]
+        self._router = Router(replicas, settings.rows)
+        self._admission = Admission(self._router.limit)
+        self._fleet = Fleet(self._router, self._admission.admit, settings.answer_s)
+        self._files = StateFiles(settings.model_path, getattr(torch, settings.dtype), Path(settings.weights_folder))
+        self._control = anyio.Lock()
+        self._asked: dict[Flight, _Asked] = {}
+        self._names = 0
+        self._version = START
+        self._paused = False
+        self._updating = False
+        self._closed = False
+        self._tokens = 0
+        self._watch = Stopwatch()
+
+    async def run(self) -> None:
+        """Probe the replicas until cancelled; GenerationError after 300 s without any."""
+        seen = anyio.current_time()
+        self._admission.open()
+        try:
+            while True:
+                async with self._control:
+                    await self._fleet.probe(self._version, self._files.served, held=self._paused)
+                if self._router.up:
+                    seen = anyio.current_time()
+                elif anyio.current_time() - seen > _OUTAGE_S:
+                    raise GenerationError(f"none of {len(self._settings.urls)} servers was up for {_OUTAGE_S:g} s")
+                await anyio.sleep(self._probe_every_s)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.close()
+
+    async def generate(self, request: Request) -> AsyncGenerator[Chunk | Result, None]:
+        """Yield chunks as they come, then one result. Closing the iterator early aborts the request."""
+        answer = Answer(request, self._text)
+        fault = answer.fault(self._settings.max_length)
+        if fault:
+            yield answer.result("error", fault)
+            return
+        flight = await self._admission.enter(request.id)
+        try:
+            self._watch.turn(busy=True)
+            async with aclosing(self._ask(request, answer, flight)) as items:
+                async for item in items:
+                    yield item
+        finally:
+            self._admission.leave(flight)
+            self._watch.turn(busy=bool(self._admission.running))
+
+    async def abort(self, ids: Sequence[str] | None = None) -> None:
+        """End requests, all by default, each with the partial result `abort`, also while paused."""
+        self._admission.end_waiting(ids)
+        flights = [flight for flight in self._admission.running if ids is None or flight.request_id in ids]
+        for flight in flights:
+            flight.ending = "abort"
+        # A server forgets an abort that overtakes its request: it is told again until the request has ended.
+        for _ in range(_ABORT_TRIES):
+            asked = [self._asked[flight] for flight in flights if flight in self._asked]
+            if not asked:
+                return
+            async with anyio.create_task_group() as tasks:
+                for one in asked:
+                    tasks.start_soon(self._abort, one)
+            with anyio.move_on_after(_ABORT_AGAIN_S):
+                await self._admission.until(lambda: not any(flight in self._asked for flight in flights))
+
+    async def pause(self, in_flight: InFlight = "keep") -> None:
+        """Return once no forward pass runs. A `drain` can be cut short by an abort."""
+        if in_flight == "abort":
+            await self.abort()
+        async with self._control:
+            self._admission.close()
+            if in_flight == "drain":
+                # Held before, they could not end.
+                await self._fleet.go_on()
+                await self._admission.drained()
+            self._paused = True
+            await self._fleet.hold()
+            self._watch.turn(paused=True)
+
+    async def resume(self) -> None:
+        """Go on with what was kept and what has come since."""
+        async with self._control:
+            self._paused = False
+            await self._go_on()
+
+    async def update_weights(self, version: int, state: Mapping[str, Any], cache: Cache = "keep") -> Update:
+        """Write all weights to where the servers read them, then swap them on all."""
+        if self._updating:
+            raise VersionError(f"version {version} came while another update is under way")
+        if version < self._version:
+            raise VersionError(f"version {version} is older than {self._version}, which serves")
+        self._updating = True
+        try:
+            began = anyio.current_time()
+            file = await anyio.to_thread.run_sync(self._files.write, version, state)
+            staged = anyio.current_time()
+            # Cancelled in the middle, it would leave half-written weights.
+            with anyio.CancelScope(shield=True):
+                pause_s = await self._swap(version, file, cache)
+            return Update(staged - began, pause_s, file.stat().st_size)
+        finally:
+            self._updating = False
+
+    async def reset_cache(self) -> None:
+        """Forget what was cached of prompts; what is in flight continues on a cache made anew."""
+        async with self._control:
+            try:
+                await self._fleet.hold(empty_cache=True)
+            finally:
+                await self._go_on()
+
+    async def stats(self) -> EngineStats:
+        """Return what the engine does now; what the servers' caches hold is not known here."""
+        busy_s, paused_s = self._watch.read()
+        return EngineStats(
+            running=len(self._admission.running),
+            waiting=self._admission.waiting,
+            cache_used=0.0,
+            tokens=self._tokens,
+            busy_s=busy_s,
+            paused_s=paused_s,
+            version=self._version,
+        )
+
+    async def close(self) -> None:
+        """Leave the servers, which go on without this engine; requests in flight end as aborted."""
+        if self._closed:
+            return
+        self._closed = True
+        self._admission.fail("the engine has ended", ending="abort")
+        await self.abort()
+        for replica in self._router.replicas:
+            await replica.server.close()
+        self._files.close()
+
+    async def _ask(self, request: Request, answer: Answer, flight: Flight) -> AsyncGenerator[Chunk | Result, None]:
+        """Ask one replica, and another if it dies, until the response ends."""
+        error, rounds = flight.error, 0
+        while not flight.ending and not answer.ended and answer.left > 0:
+            replica = self._router.least()
+            if replica is None:
+                await self._admission.until(lambda: bool(self._router.up) or bool(flight.ending))
+                continue
+            version, ended, rounds = self._version, False, rounds + 1
+            try:
+                async with aclosing(self._replies(request, answer, flight, replica)) as replies:
+                    async for reply in replies:
+                        chunk = answer.take(reply.token_ids, reply.logprobs)
+                        self._tokens += len(reply.token_ids)
+                        if reply.finish is not None:
+                            answer.take_spans(reply.spans)
+                            ended = True
+                            if reply.finish == "error" or (rounds == _ROUNDS and not answer.ended):
+                                flight.ending, error = "error", f"{replica.url} ended the request {rounds} times"
+                        if chunk is not None and request.stream:
+                            yield chunk
+                        if answer.ended and not ended:
+                            await self._abort(self._asked[flight])
+            except (ServerDown, Refused, ValueError) as failure:
+                told = self._version == version
+                # The versions would have come last. Without an update meanwhile they are known; else of the oldest.
+                answer.take_spans(((version, 0, answer.untold),))
+                if isinstance(failure, ServerDown):
+                    self._fleet.leave_out(replica)
+                if not isinstance(failure, ServerDown) or not told:
+                    flight.ending, error = "error", str(failure)
+        yield answer.result(flight.ending or ("stop" if answer.ended else "length"), error)
+
+    async def _replies(
+        self, request: Request, answer: Answer, flight: Flight, replica: Replica
+    ) -> AsyncGenerator[Reply, None]:
+        self._names += 1
+        asked = self._asked[flight] = _Asked(replica, f"{request.id}-{self._names}")
+        finished = False
+        try:
+            with self._router.out(replica):
+                replies = replica.server.generate(asked.name, request, answer, f"version-{self._version}")
+                async with aclosing(replies):
+                    async for reply in replies:
+                        finished = reply.finish is not None
+                        yield reply
+        finally:
+            del self._asked[flight]
+            self._admission.tell()
+            if not finished and replica.up:
+                with anyio.CancelScope(shield=True):
+                    await self._abort(asked)
+
+    async def _abort(self, asked: _Asked) -> None:
+        try:
+            await asked.replica.server.abort(asked.name)
+        except GenerationError:
+            # Its connection is closed next, which ends it too.
+            self._fleet.leave_out(asked.replica)
+
+    async def _swap(self, version: int, file: Path, cache: Cache) -> float:
+        """Swap the weights of all replicas; return for how many seconds no token was made."""
+        async with self._control:
+            self._admission.close()
+            held = anyio.current_time()
+            try:
+                await self._fleet.hold(empty_cache=cache == "recompute")
+                await self._fleet.swap(version, file, self._files.served, self._version)
+            except AsyncRLError as error:
+                self._files.remove(file)
+                raise error if isinstance(error, VersionError) else VersionError(str(error)) from error
+            else:
+                self._files.serve(file)
+                self._version = version
+            finally:
+                await self._go_on()
+            return anyio.current_time() - held
+
+    async def _go_on(self) -> None:
+        """End a pause, unless the user's own lasts."""
+        if not self._paused:
+            await self._fleet.go_on()
+            self._watch.turn(paused=False)
+            self._admission.open()

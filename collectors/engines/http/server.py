@@ -1,0 +1,64 @@
+"""What the HTTP engine asks of a kind of server."""
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from asyncrl.collectors.engines.answer import Answer
+from asyncrl.collectors.engines.base import Finish, Request, Spans
+from asyncrl.collectors.engines.http.client import Client
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Tokens of a response as they come; the last reply says how it ended, and the versions of all tokens of it."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: Finish | None = None
+    spans: Spans = ()
+
+
+class Server(Protocol):
+    """One replica. All but `generate` may be called twice for once. ServerDown, or Refused, if it fails.
+
+    While it is held, no forward pass runs, and what is asked waits.
+    """
+
+    def generate(self, name: str, request: Request, answer: Answer, salt: str) -> AsyncGenerator[Reply, None]:
+        """Yield replies; what is cached of the prompt is found by requests of the same salt alone."""
+
+    async def abort(self, name: str) -> None: ...
+
+    async def probe(self, timeout_s: float) -> None:
+        """Return if the server is healthy."""
+
+    async def version(self) -> int | None:
+        """Return the version with which it stamps tokens; None if it has no number yet."""
+
+    async def hold(self, *, empty_cache: bool) -> None:
+        """Stop between two tokens; with `empty_cache`, what is in flight goes on behind a cache made anew."""
+
+    async def go_on(self) -> None: ...
+
+    async def load(self, file: Path | None) -> None:
+        """Load the weights of a file, None for those of the checkpoint; held meanwhile."""
+
+    async def differences(self, file: Path | None) -> list[str]:
+        """Return which of the server's weights are not those of the file."""
+
+    async def label(self, version: int) -> None:
+        """Stamp the tokens to come with a version."""
+
+    async def close(self) -> None: ...
+
+
+MakeServer = Callable[[Client, Path], Server]
+"""(client, checkpoint folder) → a server's routes."""
+
+
+def finish_of(word: str) -> Finish:
+    """Return what a server's word for the end of a response means."""
+    known: dict[str, Finish] = {"stop": "stop", "length": "length", "abort": "abort"}
+    return known.get(word, "error")

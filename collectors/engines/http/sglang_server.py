@@ -1,0 +1,134 @@
+"""The routes of SGLang's server, read from the sources of 0.5.23 and tried on a fake; a real one was not run."""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asyncrl.collectors.engines.answer import Answer
+from asyncrl.collectors.engines.base import Request
+from asyncrl.collectors.engines.http.client import Client, Refused
+from asyncrl.collectors.engines.http.server import Reply, finish_of
+from asyncrl.collectors.engines.weight_check import OpenFiles
+
+_LOAD_TIMEOUT_S = 600.0
+_COMPARED_ROWS = 8
+
+
+class SGLangServer:
+    """One replica of SGLang's server, which serves the checkpoint in a folder of the same path."""
+
+    def __init__(self, client: Client, checkpoint: Path) -> None:
+        self._client = client
+        self._checkpoint = checkpoint
+
+    async def generate(self, name: str, request: Request, answer: Answer, salt: str) -> AsyncGenerator[Reply, None]:
+        """Yield one reply per event of a stream; only one without `request.stream`.
+
+        Refused with a filter: SGLang's log-probabilities are of the distribution before top-k, top-p and min-p.
+        """
+        sampling = request.sampling
+        if sampling.top_k or sampling.top_p < 1 or sampling.min_p:
+            raise Refused("SGLang gives no log-probabilities of what top_k, top_p and min_p leave; sample without them")
+        body = {
+            "rid": name,
+            "input_ids": answer.prompt_ids,
+            "sampling_params": _sampling(request, answer),
+            "return_logprob": True,
+            "stream": request.stream,
+            "extra_key": salt,
+        }
+        if not request.stream:
+            yield _reply(await self._client.ask("/generate", body), 0)
+            return
+        taken = 0
+        async with aclosing(self._client.stream("/generate", body)) as events:
+            async for event in events:
+                reply = _reply(event, taken)
+                taken += len(reply.token_ids)
+                yield reply
+
+    async def abort(self, name: str) -> None:
+        await self._client.post("/abort_request", {"rid": name})
+
+    async def probe(self, timeout_s: float) -> None:
+        await self._client.get("/health", timeout_s=timeout_s, tries=1)
+
+    async def version(self) -> int | None:
+        label = str((await self._client.get("/model_info"))["weight_version"])
+        return int(label) if label.isdigit() else None
+
+    async def hold(self, *, empty_cache: bool) -> None:
+        # SGLang empties no cache that a running request stands in; retracted ones wait, and are computed anew.
+        await self._client.post("/pause_generation", {"mode": "retract" if empty_cache else "in_place"})
+        if empty_cache:
+            await self._client.post("/flush_cache")
+
+    async def go_on(self) -> None:
+        await self._client.post("/continue_generation", {})
+
+    async def load(self, file: Path | None) -> None:
+        body = {
+            "model_path": str(file.parent if file else self._checkpoint),
+            "flush_cache": False,
+            "abort_all_requests": False,
+        }
+        answer = await self._client.post("/update_weights_from_disk", body, timeout_s=_LOAD_TIMEOUT_S, tries=1)
+        if not answer["success"]:
+            raise Refused(f"{self._client.url} did not load {body['model_path']}: {answer['message']}")
+
+    async def differences(self, file: Path | None) -> list[str]:
+        """Compare the first rows of the output layer, or of the embedding that it is tied to, with the file's."""
+        with OpenFiles(file or self._checkpoint) as weights:
+            heads = [
+                name for name in sorted(weights.names()) if name.endswith(("lm_head.weight", "embed_tokens.weight"))
+            ]
+            if not heads:
+                return ["the output layer, which was not found"]
+            name = heads[0]
+            expected = weights.tensor(name)[:_COMPARED_ROWS].float()
+        body = {"name": name, "truncate_size": _COMPARED_ROWS}
+        found = torch.tensor(await self._client.post("/get_weights_by_name", body))
+        same = found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-3, atol=1e-6)
+        return [] if same else [name]
+
+    async def label(self, version: int) -> None:
+        body = {"new_version": str(version), "abort_all_requests": False}
+        await self._client.post("/update_weight_version", body)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def _sampling(request: Request, answer: Answer) -> dict[str, Any]:
+    sampling = request.sampling
+    return {
+        "max_new_tokens": answer.left,
+        "temperature": sampling.temperature,
+        "sampling_seed": answer.seed,
+        "stop_token_ids": list(sampling.stop_ids),
+        "ignore_eos": True,
+    }
+
+
+def _reply(event: Mapping[str, Any], taken: int) -> Reply:
+    """Read an event whose tokens are all there are so far, or, with incremental streaming, those since the last."""
+    if "error" in event:
+        raise Refused(str(event["error"]))
+    meta = event["meta_info"]
+    ids, logprobs = event["output_ids"], meta.get("output_token_logprobs") or []
+    if len(ids) > meta.get("completion_tokens", len(ids)) - taken:
+        ids = ids[taken:]
+    logprobs = logprobs[len(logprobs) - len(ids) :]
+    finish = meta["finish_reason"]
+    whole = [{"version": meta["weight_version"], "start": 0, "end": meta.get("completion_tokens", len(ids))}]
+    told = meta.get("weight_versions") or whole
+    spans = tuple((int(span["version"]), span["start"], span["end"]) for span in told if span["end"] > span["start"])
+    return Reply(
+        tuple(ids),
+        tuple(entry[0] for entry in logprobs),
+        None if finish is None else finish_of(finish["type"]),
+        spans if finish is not None else (),
+    )

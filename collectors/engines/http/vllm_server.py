@@ -1,0 +1,117 @@
+"""The routes of vLLM's server: token ids in, token ids, log-probabilities and spans out.
+
+It has to be started with VLLM_SERVER_DEV_MODE=1, `--enable-scale-out`, `--logprobs-mode processed_logprobs`,
+`--worker-extension-cls asyncrl.collectors.engines.vllm.worker.WorkerExtension` and
+`--weight-transfer-config '{"backend": "asyncrl_file"}'`, where asyncrl is installed too. docs/engines.md has the line.
+"""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from asyncrl.collectors.engines.answer import Answer
+from asyncrl.collectors.engines.base import Request
+from asyncrl.collectors.engines.http.client import Client, Refused
+from asyncrl.collectors.engines.http.server import Reply, finish_of
+
+_GENERATE = "/inference/v1/generate"
+_LOAD_TIMEOUT_S = 600.0
+
+
+class VLLMServer:
+    """One replica of vLLM's server, which serves the checkpoint in a folder of the same path."""
+
+    def __init__(self, client: Client, checkpoint: Path) -> None:
+        self._client = client
+        self._checkpoint = checkpoint
+
+    async def generate(self, name: str, request: Request, answer: Answer, salt: str) -> AsyncGenerator[Reply, None]:
+        """Yield one reply per event of a stream; only one without `request.stream`."""
+        body = {
+            "request_id": name,
+            "token_ids": answer.prompt_ids,
+            "sampling_params": _sampling(request, answer),
+            "stream": request.stream,
+            "cache_salt": salt,
+        }
+        if not request.stream:
+            yield _reply(await self._client.ask(_GENERATE, body))
+            return
+        async with aclosing(self._client.stream(_GENERATE, body)) as events:
+            async for event in events:
+                yield _reply(event)
+
+    async def abort(self, name: str) -> None:
+        # So vLLM calls what it was asked for under `name`.
+        await self._client.post("/abort_requests", {"request_ids": [f"generate-tokens-{name}"]})
+
+    async def probe(self, timeout_s: float) -> None:
+        await self._client.get("/health", timeout_s=timeout_s, tries=1)
+
+    async def version(self) -> int | None:
+        label = (await self._client.get("/weight_info"))["weight_version"]
+        return int(label) if label.isdigit() else None
+
+    async def hold(self, *, empty_cache: bool) -> None:
+        await self._client.post("/pause", query={"mode": "keep", "clear_cache": "false"})
+        if empty_cache:
+            answer = await self._client.post("/reset_prefix_cache", query={"reset_running_requests": "true"})
+            if not answer["success"]:
+                raise Refused(f"{self._client.url} refused to empty its cache")
+
+    async def go_on(self) -> None:
+        await self._client.post("/resume")
+
+    async def load(self, file: Path | None) -> None:
+        await self._client.post("/init_weight_transfer_engine", {"init_info": {}})
+        await self._load("/start_weight_update", None)
+        for path in [file] if file else sorted(self._checkpoint.glob("*.safetensors")):
+            await self._load("/update_weights", {"update_info": {"path": str(path)}})
+        await self._load("/finish_weight_update", {})
+
+    async def differences(self, file: Path | None) -> list[str]:
+        body = {"method": "asyncrl_differing", "args": [str(file or self._checkpoint)]}
+        answer = await self._client.post("/collective_rpc", body, timeout_s=_LOAD_TIMEOUT_S)
+        return sorted({name for worker in answer["results"] for name in worker["differing"]})
+
+    async def label(self, version: int) -> None:
+        await self._client.post("/update_weight_version", {"new_version": str(version)})
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _load(self, path: str, body: Any) -> None:
+        # Once: a session that was begun twice is refused.
+        await self._client.post(path, body, timeout_s=_LOAD_TIMEOUT_S, tries=1)
+
+
+def _sampling(request: Request, answer: Answer) -> dict[str, Any]:
+    sampling = request.sampling
+    return {
+        "max_tokens": answer.left,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "seed": answer.seed,
+        "stop_token_ids": list(sampling.stop_ids),
+        "ignore_eos": True,
+        "logprobs": 0,
+        # Stop strings are found here, in the text of all tokens, and the request is aborted then.
+        "detokenize": False,
+    }
+
+
+def _reply(event: Mapping[str, Any]) -> Reply:
+    if "error" in event:
+        raise Refused(str(event["error"]))
+    (choice,) = event["choices"]
+    logprobs = (choice["logprobs"] or {}).get("content") or []
+    finish = choice["finish_reason"]
+    return Reply(
+        tuple(choice["token_ids"] or ()),
+        tuple(entry["logprob"] for entry in logprobs),
+        None if finish is None else finish_of(finish),
+        tuple((int(span["version"]), span["start"], span["end"]) for span in choice.get("weight_versions") or ()),
+    )

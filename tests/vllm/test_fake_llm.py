@@ -1,0 +1,116 @@
+"""The vLLM engine before a fake AsyncLLM: the contract in seconds, with vLLM's own types but none of its processes."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import torch
+from safetensors.torch import load_file, save_file
+
+from asyncrl.collectors.engines.base import Chunk, Request, Result, Sampling
+from asyncrl.engine.testing.conformance.engine_contract import CONTRACT, Stream, Trial
+from asyncrl.engine.testing.conformance.engine_trials import VOCABULARY, serving
+from asyncrl.engine.testing.scripted_engine import ScriptedEngine
+
+LIMIT_S = 60.0
+
+
+def state(version: int) -> dict[str, torch.Tensor]:
+    return {"lm_head.weight": torch.full((8, 2), float(version)), "norm.weight": torch.full((4,), float(version))}
+
+
+class FakeLLM:
+    """What VLLMEngine calls of AsyncLLM, before a scripted engine whose versions it labels as it is told."""
+
+    errored = False
+
+    def __init__(self) -> None:
+        self._engine = ScriptedEngine(state(0), rows=8, token_s=0.001)
+        self._labels = {0: "default"}
+        self._file: Path | None = None
+
+    async def run(self) -> None:
+        await self._engine.run()
+
+    async def init_weight_transfer_engine(self, _: Any) -> None:
+        pass
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
+    async def update_weight_version(self, label: str) -> None:
+        if self._file is None:
+            self._labels[0] = label
+            return
+        version = (await self._engine.stats()).version + 1
+        self._labels[version] = label
+        await self._engine.update_weights(version, load_file(self._file))
+
+    async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+        if method == "update_weights":
+            self._file = Path(args[0]["path"])
+        return [{"compared": 2, "differing": []}]
+
+    async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
+        assert not clear_cache
+        await self._engine.pause({"keep": "keep", "wait": "drain", "abort": "abort"}[mode])  # type: ignore[arg-type]
+
+    async def resume_generation(self) -> None:
+        await self._engine.resume()
+
+    async def reset_prefix_cache(self, *, reset_running_requests: bool) -> bool:
+        await self._engine.reset_cache()
+        return reset_running_requests
+
+    async def abort(self, name: str) -> None:
+        await self._engine.abort([name])
+
+    async def generate(self, prompt: Any, parameters: Any, name: str) -> AsyncGenerator[Any, None]:
+        assert prompt["cache_salt"]
+        sampling = Sampling(parameters.max_tokens, stop_ids=tuple(parameters.stop_token_ids))
+        asked = Request(name, tuple(prompt["prompt_token_ids"]), sampling, seed=0)
+        async with aclosing(self._engine.generate(asked)) as items:
+            async for item in items:
+                yield self._output(item)
+
+    def _output(self, item: Chunk | Result) -> Any:
+        ended = isinstance(item, Result)
+        ids, values = ((), ()) if isinstance(item, Result) else (item.token_ids, item.logprobs)
+        logprobs = [{token: SimpleNamespace(logprob=value)} for token, value in zip(ids, values, strict=True)]
+        spans = [(self._labels[v], first, end) for v, first, end in item.spans] if isinstance(item, Result) else []
+        completion = SimpleNamespace(
+            token_ids=list(ids),
+            logprobs=logprobs,
+            finish_reason=item.finish if isinstance(item, Result) else None,
+            weight_versions=[SimpleNamespace(version=v, start=first, end=end) for v, first, end in spans],
+        )
+        return SimpleNamespace(outputs=[completion], finished=ended)
+
+    def shutdown(self) -> None:
+        pass
+
+
+def test_contract(tmp_path: Path) -> None:
+    from asyncrl.collectors.engines.vllm.engine import VLLMEngine
+    from asyncrl.collectors.engines.vllm.settings import VLLMSettings
+
+    save_file(state(0), tmp_path / "model.safetensors")
+    settings = VLLMSettings(str(tmp_path), "float32", max_length=1024, rows=8, weights_folder=str(tmp_path))
+
+    async def run() -> None:
+        llm: Any = FakeLLM()
+        with anyio.fail_after(LIMIT_S):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(llm.run)
+                async with serving(VLLMEngine(settings, start=lambda *_: llm)) as engine:
+                    trial = Trial(engine, [state(0), state(1)], VOCABULARY, long_tokens=60)
+                    await Stream(engine, trial.request(2)).read()
+                    for test in CONTRACT:
+                        await test(trial)
+                tasks.cancel_scope.cancel()
+
+    anyio.run(run)
+    assert not list(tmp_path.glob("asyncrl-*"))
