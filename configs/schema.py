@@ -133,9 +133,10 @@ class Rollout(Section):
 class Collector(Section):
     count: Few
     """Collector actors, each with its own generator."""
-    engine: Literal["native", "batch"]
-    """`native`: continuous batching, weights swapped while it decodes. `batch`: whole batches with transformers' own
-    caches, weights swapped between two of them; for models whose attention the native engine cannot take over."""
+    engine: Literal["auto", "native", "batch", "vllm"]
+    """`native`: continuous batching; weights change while it decodes. `batch`: whole batches with transformers' own
+    caches; weights change between two batches. `auto`: `native`, or `batch` for a model that `native` cannot run.
+    `vllm`: vLLM in the collector's process (docs/engines.md)."""
     decode_samples: Count
     """Largest number of samples that decode together."""
     cache_gib: Annotated[float, Field(gt=0, le=1e6)]

@@ -54,7 +54,7 @@ class Batcher:
 
     @property
     def running(self) -> int:
-        return len(list(self._slots))
+        return len(self._slots)
 
     @property
     def waiting(self) -> int:

@@ -62,6 +62,7 @@ def check_decoding(model: Any) -> None:
     random = torch.Generator().manual_seed(0)
     prompts = [torch.randint(vocabulary(model), (length,), generator=random).tolist() for length in _PROMPTS]
     dtype = next(model.parameters()).dtype
+    own = getattr(model.config, "_attn_implementation", None)
     try:
         sequences, decoded = _decode(model, prompts)
         gaps = [
@@ -72,6 +73,10 @@ def check_decoding(model: Any) -> None:
         raise
     except Exception as error:  # The model's own code, given a cache as it was not written for.
         raise ConfigError(f"the native engine cannot run {name}: decoding in slots fails with {error!r}") from error
+    finally:
+        # Whoever else has the model, or falls back to another way to decode, must find its own attention.
+        if own is not None:
+            model.set_attn_implementation(own)
     precise = dtype in (torch.float32, torch.float64)
     gap = max(float(found.max() if precise else found.mean()) for found in gaps)
     if not gap <= rounding_limit(dtype):

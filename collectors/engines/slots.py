@@ -6,6 +6,7 @@ the last to sit move into; a batch that is to be exact sits alone, from its firs
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
 
 from asyncrl.collectors.engines.response import Response
 
@@ -16,6 +17,12 @@ class Slots:
     def __init__(self, count: int) -> None:
         self._count = count
         self._seated: list[Response | None] = []
+        self._holes: list[int] = []
+        self._used = 0
+
+    def __len__(self) -> int:
+        """Return how many sit."""
+        return self._used
 
     def __iter__(self) -> Iterator[Response]:
         """Iterate over those that sit, by slot."""
@@ -28,22 +35,26 @@ class Slots:
 
     @property
     def free(self) -> int:
-        return self._count - sum(response is not None for response in self._seated)
+        return self._count - self._used
 
     def sit(self, response: Response) -> None:
         """Give a response the first free slot."""
-        slot = next((i for i, held in enumerate(self._seated) if held is None), len(self._seated))
-        if slot == len(self._seated):
-            self._seated.append(response)
-        else:
+        if self._holes:
+            slot = heappop(self._holes)
             self._seated[slot] = response
+        else:
+            slot = len(self._seated)
+            self._seated.append(response)
         response.slot = slot
+        self._used += 1
 
     def leave(self, response: Response) -> None:
         """Free a response's slot, if it has one."""
         if response.slot >= 0:
             self._seated[response.slot] = None
+            heappush(self._holes, response.slot)
             response.slot = -1
+            self._used -= 1
 
     def close_up(self) -> list[tuple[int, int]]:
         """Move the last to sit into holes; return (from, to) for each that moved."""
@@ -57,6 +68,7 @@ class Slots:
                 moves.append((last.slot, hole))
                 self._seated[hole] = last
                 last.slot = hole
+        self._holes.clear()
         return moves
 
 
@@ -114,8 +126,9 @@ class Queue:
     def _drop_ended(self) -> None:
         """Forget those that were aborted while they waited, and a batch that has ended."""
         if self.batch is not None:
-            self.batch.waiting = deque(response for response in self.batch.waiting if not response.ended)
-            if self.batch.ended:
+            while self.batch.waiting and self.batch.waiting[0].ended:
+                self.batch.waiting.popleft()
+            if not self.batch.waiting and self.batch.ended:
                 self.batch = None
         while self._waiting and self._waiting[0].ended:
             self._waiting.popleft()

@@ -71,7 +71,7 @@ def _nest(rows: Sequence[torch.Tensor]) -> torch.Tensor:
 def to_wire(
     columns: Mapping[str, Any], lengths: Sequence[int] | None, per_token: frozenset[str] = frozenset()
 ) -> dict[str, Wire]:
-    """Strip right padding by `lengths` (tokens a row). For stores between nodes, which do not exist yet.
+    """Strip right padding by `lengths` (tokens per row). For stores between nodes, which do not exist yet.
 
     A tensor of shape (N, max length, …) becomes jagged, as does every column of `per_token`
     whatever its padded length; other tensors and object arrays pass through. Lists of tensors

@@ -10,11 +10,17 @@ from typing import Any
 import structlog
 import torch
 
-from asyncrl.collectors.engines.checks import check_decoding
-from asyncrl.collectors.generators.cached import check_cached
 from asyncrl.configs import RunConfig
 from asyncrl.engine.errors import ConfigError
-from asyncrl.engine.lifecycle.parts import PROMPTS, cost_model, positions_of, run_tokenizer, stop_ids, torch_backend
+from asyncrl.engine.lifecycle.parts import (
+    PROMPTS,
+    check_engine,
+    cost_model,
+    positions_of,
+    run_tokenizer,
+    stop_ids,
+    torch_backend,
+)
 from asyncrl.engine.model.checkpoint import check_weights, read_config
 from asyncrl.engine.model.device import choose_device, torch_dtype
 from asyncrl.engine.model.settings import sampling_settings
@@ -85,10 +91,8 @@ def _check_layers(config: RunConfig, architecture: Any, tokenizer: Tokenizer) ->
     model = sketch_model(architecture)
     if model is None:
         return
-    if config.collector.engine == "native":
-        check_decoding(model)
-    else:
-        check_cached(model, pad_id=0)
+    if config.collector.engine != "vllm":
+        check_engine(config, model)
     trainer = config.trainer
     places = [(torch.device("cpu"), torch.float32)]
     device, dtype = choose_device(trainer.device, 0), torch_dtype(config.model.dtype)

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 
 from asyncrl.collectors.collector import Collector, CollectorSettings
-from asyncrl.collectors.engines.base import Sampling
+from asyncrl.collectors.engines.base import Engine, Sampling
+from asyncrl.collectors.engines.checks import check_decoding
 from asyncrl.collectors.engines.native import NativeEngine
 from asyncrl.collectors.engines.settings import NativeSettings
 from asyncrl.collectors.generators.base import Generator
@@ -25,6 +27,7 @@ from asyncrl.engine.aio.blocking import Blocking
 from asyncrl.engine.aio.call_in import CallIn
 from asyncrl.engine.data_plane.base import DataPlane, Partition
 from asyncrl.engine.deployment import CONSUMER, PARTITION
+from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.model.causal_lm import build_model
 from asyncrl.engine.model.device import choose_device, torch_dtype
 from asyncrl.engine.model.settings import end_tokens, read_json
@@ -42,6 +45,8 @@ from asyncrl.trainers.extras import check_takes
 from asyncrl.trainers.loss.objective import Clip
 from asyncrl.trainers.rank import TrainerRank
 from asyncrl.trainers.reducer import Reducer
+
+log = structlog.get_logger()
 
 PROMPTS = 2000
 """Of more prompts than so many, those with the longest texts have their tokens counted; a longer one fails later."""
@@ -147,28 +152,64 @@ def with_slots(config: RunConfig, prompts: Sequence[Prompt]) -> RunConfig:
 
 def build_generator(config: RunConfig, model: Any, tokenizer: Tokenizer, *, blocking: Blocking[Any]) -> Generator:
     """Return what generates with `model`: on the native engine, or in whole batches."""
-    rollout, collector = config.rollout, config.collector
-    exact = rollout.max_staleness == 0
-    if collector.engine == "batch":
-        check_cached(model, pad_id=tokenizer.pad_id)
-        return TorchGenerator(
-            model,
-            eos_id=tokenizer.eos_id,
-            stop_ids=stop_ids(config, tokenizer),
-            positions=positions_of(model.config) if config.model.path else None,
-            pad_id=tokenizer.pad_id,
-            decode_samples=collector.decode_samples,
-            alone=exact,
-            blocking=blocking,
-        )
-    assert collector.slot_tokens is not None, "with_slots comes first"
-    settings = NativeSettings(
-        rows=collector.decode_samples,
-        length=collector.slot_tokens,
-        cache_bytes=int(collector.cache_gib * 2**30),
+    collector, exact = config.collector, config.rollout.max_staleness == 0
+    if collector.engine == "vllm":
+        return EngineGenerator(_vllm(config, tokenizer), _sampling(config, tokenizer), on_update=collector.on_update)
+    try:
+        native = None if collector.engine == "batch" else _native(config, model, tokenizer, blocking=blocking)
+    except ConfigError as error:
+        if collector.engine == "native" or native_only(config):
+            raise
+        log.warning("the native engine cannot run this model; it decodes whole batches instead", why=str(error))
+        native = None
+    if native is not None:
+        sampling = _sampling(config, tokenizer)
+        return EngineGenerator(native, sampling, exact=native if exact else None, on_update=collector.on_update)
+    check_cached(model, pad_id=tokenizer.pad_id)
+    return TorchGenerator(
+        model,
+        eos_id=tokenizer.eos_id,
+        stop_ids=stop_ids(config, tokenizer),
+        positions=positions_of(model.config) if config.model.path else None,
+        pad_id=tokenizer.pad_id,
+        decode_samples=collector.decode_samples,
+        alone=exact,
+        blocking=blocking,
     )
-    engine = NativeEngine(model, settings, blocking=blocking, text=lambda ids: tokenizer.decode(list(ids)))
-    sampling = Sampling(
+
+
+def native_only(config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Return what a configuration asks for that whole batches cannot do: by option, its value and what it must be."""
+    rollout, collector = config.rollout, config.collector
+    options = {
+        "rollout.top_p": (rollout.top_p, 1.0),
+        "rollout.top_k": (rollout.top_k, 0),
+        "rollout.min_p": (rollout.min_p, 0.0),
+        "rollout.stop_strings": (rollout.stop_strings, []),
+        "collector.on_update": (collector.on_update, "keep"),
+    }
+    asked = {path: (value, off) for path, (value, off) in options.items() if value != off}
+    if rollout.stale_mode == "tokens":
+        asked["rollout.stale_mode"] = ("tokens", "drop or gate")
+    return asked
+
+
+def check_engine(config: RunConfig, model: Any) -> None:
+    """Try the generator that a run would have on a small model; ConfigError if none can decode it."""
+    engine = config.collector.engine
+    try:
+        if engine != "batch":
+            check_decoding(model)
+            return
+    except ConfigError:
+        if engine == "native" or native_only(config):
+            raise
+    check_cached(model, pad_id=0)
+
+
+def _sampling(config: RunConfig, tokenizer: Tokenizer) -> Sampling:
+    rollout = config.rollout
+    return Sampling(
         max_new_tokens=rollout.max_new_tokens,
         temperature=rollout.temperature,
         top_p=rollout.top_p,
@@ -177,7 +218,33 @@ def build_generator(config: RunConfig, model: Any, tokenizer: Tokenizer, *, bloc
         stop_ids=tuple(stop_ids(config, tokenizer)),
         stop_strings=tuple(rollout.stop_strings),
     )
-    return EngineGenerator(engine, sampling, exact=engine if exact else None, on_update=collector.on_update)
+
+
+def _native(config: RunConfig, model: Any, tokenizer: Tokenizer, *, blocking: Blocking[Any]) -> NativeEngine:
+    collector = config.collector
+    assert collector.slot_tokens is not None, "with_slots comes first"
+    settings = NativeSettings(
+        rows=collector.decode_samples, length=collector.slot_tokens, cache_bytes=int(collector.cache_gib * 2**30)
+    )
+    return NativeEngine(model, settings, blocking=blocking, text=lambda ids: tokenizer.decode(list(ids)))
+
+
+def _vllm(config: RunConfig, tokenizer: Tokenizer) -> Engine:
+    from asyncrl.collectors.engines.vllm.engine import VLLMEngine
+    from asyncrl.collectors.engines.vllm.settings import VLLMSettings
+
+    collector = config.collector
+    assert config.model.path is not None
+    assert collector.slot_tokens is not None, "with_slots comes first"
+    settings = VLLMSettings(
+        config.model.path,
+        dtype=config.model.dtype,
+        max_length=collector.slot_tokens,
+        rows=collector.decode_samples,
+        cache_bytes=int(collector.cache_gib * 2**30),
+        threads=collector.threads,
+    )
+    return VLLMEngine(settings, text=lambda ids: tokenizer.decode(list(ids)))
 
 
 def build_collector(
@@ -215,11 +282,13 @@ def rank_model(config: RunConfig, place: int) -> Any:
 
 
 def collector_model(config: RunConfig, place: int) -> Any:
-    """Return the model of the collector at `place` of the run's processes, on its device.
+    """Return the model of the collector at `place` of the run's processes, on its device; None if its engine loads it.
 
     Its weights are in the type that it computes in. Buffers are not: rounded frequencies of rotary
     positions would make another model of it than the trainer's.
     """
+    if config.collector.engine == "vllm":
+        return None
     model = build_run_model(config)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch_dtype(config.model.dtype))

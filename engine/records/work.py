@@ -27,7 +27,7 @@ class SampleWork(NamedTuple):
     """What is to be done with one sample: its parts in tokens, and how much it counts.
 
     `response_tokens` are trained; before them `withheld` leading ones are too old to be. `advantage` carries the
-    factor of the loss normalisation; `scale` is that factor alone, for what is not a multiple of the advantage
+    factor of the loss normalisation; `scale` is that factor alone, for loss terms that are not a multiple of it
     (None: nothing needs it). For example a prompt of 5 tokens, and a
     response of versions 3 (2 tokens) and 4 (5 tokens), at version 5 with `max_staleness` 1:
     prompt_tokens 5, withheld 2, response_tokens 5.

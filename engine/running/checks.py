@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from asyncrl.collectors.tasks.prepared import PreparedTask, prepare_task
@@ -89,28 +90,21 @@ def check_stale_mode(loaded: Loaded) -> None:
 
 
 def check_engine(loaded: Loaded) -> None:
-    """Refuse what the engine `batch` cannot do, or what would have no effect with it; ConfigError names both."""
-    rollout, collector = loaded.config.rollout, loaded.config.collector
-    if collector.engine == "native":
-        return
-    if rollout.stale_mode == "tokens":
-        raise ConfigError(
-            f"rollout.stale_mode (from {loaded.sources['rollout.stale_mode']}) is 'tokens'; it needs an engine that "
-            "swaps weights within a response, and collector.engine is 'batch', which swaps between decode batches: all "
-            "tokens of a response have one age, and those of an old one would all be withheld. It must be drop or gate"
-        )
-    for path, value, off in (
-        ("rollout.top_p", rollout.top_p, 1.0),
-        ("rollout.top_k", rollout.top_k, 0),
-        ("rollout.min_p", rollout.min_p, 0.0),
-        ("rollout.stop_strings", rollout.stop_strings, []),
-        ("collector.on_update", collector.on_update, "keep"),
-        ("collector.slot_tokens", collector.slot_tokens, None),
-    ):
-        if value != off:
+    """Refuse what the engine `batch` cannot do, and `vllm` without what it needs; ConfigError names both."""
+    config = loaded.config
+    source = f"collector.engine (from {loaded.sources['collector.engine']}) is {config.collector.engine!r}"
+    if config.collector.engine == "vllm":
+        if config.model.path is None:
+            raise ConfigError(f"{source}; vLLM loads a checkpoint from model.path, which is null")
+        if find_spec("vllm") is None:
+            raise ConfigError(f"{source}, and vLLM is not installed here: scripts/install vllm (docs/engines.md)")
+    if config.collector.engine == "batch":
+        from asyncrl.engine.lifecycle.parts import native_only
+
+        for path, (value, off) in native_only(config).items():
             raise ConfigError(
-                f"{path} (from {loaded.sources[path]}) is {value!r}; the native engine alone has it, and "
-                f"collector.engine is 'batch'. It must be {'null' if off is None else off}"
+                f"{path} (from {loaded.sources[path]}) is {value!r}, and collector.engine is 'batch', which decodes "
+                f"whole batches under one version by temperature alone. It must be {off}, or the engine another"
             )
 
 

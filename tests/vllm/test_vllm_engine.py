@@ -63,8 +63,14 @@ def engine(
             yield ready
 
 
-@pytest.mark.parametrize("test", [*CONTRACT, *TEACHING], ids=lambda test: test.__name__)
+@pytest.mark.parametrize("engine", [False], ids=["untied"], indirect=True)
+@pytest.mark.parametrize("test", CONTRACT, ids=lambda test: test.__name__)
 def test_contract(engine: Served, test: EngineTest) -> None:
+    engine.hold(test)
+
+
+@pytest.mark.parametrize("test", TEACHING, ids=lambda test: test.__name__)
+def test_log_probabilities(engine: Served, test: EngineTest) -> None:
     engine.hold(test)
 
 

@@ -212,7 +212,7 @@ def test_mode_tokens_is_refused_with_a_generator_that_makes_no_spans(command: Co
 
 @pytest.mark.parametrize(
     "given",
-    ["rollout.top_p=0.9", "rollout.stop_strings=[x]", "collector.on_update=continue", "collector.slot_tokens=9"],
+    ["rollout.top_p=0.9", "rollout.stop_strings=[x]", "collector.on_update=continue"],
 )
 def test_what_the_engine_batch_would_ignore_is_refused(command: Command, given: str) -> None:
     result = command("train", "--dry-run", "--set", "collector.engine=batch", "--set", given)
