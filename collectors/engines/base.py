@@ -5,7 +5,7 @@ or an error; its tokens are those that `done` had and those of the chunks before
 made from half-written weights; an update that fails leaves the old version serving.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -142,8 +142,11 @@ class Engine(Protocol):
         """Free what the engine holds; requests in flight end as aborted."""
 
 
-class ExactEngine(Engine, Protocol):
-    """An engine whose batches can be repeated to the bit."""
+class GroupEngine(Engine, Protocol):
+    """An engine in this process, which takes groups without a task per response and repeats batches to the bit."""
+
+    async def generate_group(self, requests: Sequence[Request], begun: Callable[[], None]) -> list[Result]:
+        """Return results in the order of `requests`; `begun` is called whenever one of them begins to decode."""
 
     async def generate_batch(self, requests: Sequence[Request]) -> list[Result]:
         """Decode `requests` together, apart from all others, and under one version; return results in their order.

@@ -97,6 +97,7 @@ class Batcher:
             if response is None:
                 break
             self._slots.sit(response)
+            response.begun()
             fresh.append(response)
         if fresh:
             await self._seat(fresh)

@@ -117,6 +117,17 @@ class NativeEngine:
         finally:
             self._give_up([response])
 
+    async def generate_group(self, requests: Sequence[Request], begun: Callable[[], None]) -> list[Result]:
+        responses = [self._accept(replace(request, stream=False), begun) for request in requests]
+        for response in responses:
+            if not response.ended:
+                self._batcher.put(response)
+        self._changed.notify()
+        try:
+            return [await response.wait() for response in responses]
+        finally:
+            self._give_up(responses)
+
     async def generate_batch(self, requests: Sequence[Request]) -> list[Result]:
         responses = [self._accept(replace(request, stream=False)) for request in requests]
         self._batcher.put(Batch([response for response in responses if not response.ended]))
@@ -181,9 +192,9 @@ class NativeEngine:
         self._changed.notify()
         await checkpoint()
 
-    def _accept(self, request: Request) -> Response:
+    def _accept(self, request: Request, begun: Callable[[], None] | None = None) -> Response:
         """Return a response, which has ended if there is nothing to generate."""
-        response = Response(request)
+        response = Response(request) if begun is None else Response(request, begun)
         done, sampling = request.done, request.sampling
         why = self._over or fault(
             request, length=self._settings.length, vocabulary_size=self._vocabulary, has_text=self._has_text

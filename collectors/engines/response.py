@@ -4,7 +4,7 @@ Invariants: spans tile the tokens; each token has one log-probability; it ends o
 token made before that, and then one result.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import anyio
 
@@ -13,11 +13,16 @@ from asyncrl.collectors.engines.base import Chunk, Finish, Request, Result, Samp
 Span = tuple[int, int, int]
 
 
-class Response:
-    """Begins with what `request.done` has."""
+def _nothing() -> None:
+    pass
 
-    def __init__(self, request: Request) -> None:
+
+class Response:
+    """Begins with what `request.done` has. `begun` is called when it gets a slot."""
+
+    def __init__(self, request: Request, begun: Callable[[], None] = _nothing) -> None:
         done = request.done
+        self.begun = begun
         self.request = request
         self.slot = -1
         self.filled_in = -1

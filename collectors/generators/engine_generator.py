@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import anyio
 
-from asyncrl.collectors.engines.base import Engine, ExactEngine, Request, Result, Sampling, Update
+from asyncrl.collectors.engines.base import Engine, GroupEngine, Request, Result, Sampling, Update
 from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.engine.errors import GenerationError
 from asyncrl.engine.weights.base import State
@@ -32,7 +32,8 @@ class _Together:
 
 
 class EngineGenerator:
-    """Serves groups from `engine`; `sampling` is what all requests share. `exact` is the engine, if it can be.
+    """Serves groups from `engine`; `sampling` is what all requests share. `groups` is the engine, if it takes groups
+    whole, which `exact` needs.
 
     `on_update` says what becomes of responses in flight when weights change: they go on under the new weights with
     their cache kept (`keep`) or made anew (`recompute`); or they are aborted and go on from their last token
@@ -40,10 +41,19 @@ class EngineGenerator:
     """
 
     def __init__(
-        self, engine: Engine, sampling: Sampling, *, exact: ExactEngine | None = None, on_update: OnUpdate = "keep"
+        self,
+        engine: Engine,
+        sampling: Sampling,
+        *,
+        groups: GroupEngine | None = None,
+        exact: bool = False,
+        on_update: OnUpdate = "keep",
     ) -> None:
+        if exact and groups is None:
+            raise ValueError("exact batches need an engine that takes groups whole")
         self._engine = engine
         self._sampling = sampling
+        self._groups = groups
         self._exact = exact
         self._on_update = on_update
         self._numbers = count()
@@ -57,7 +67,7 @@ class EngineGenerator:
                 await self._decode(together)
 
     async def generate(self, request: GroupRequest) -> Sequence[Completion]:
-        results = await (self._stream(request) if self._exact is None else self._join(request))
+        results = await (self._join(request) if self._exact else self._generate(request))
         for result in results:
             if result.finish in ("error", "abort"):
                 raise GenerationError(f"decoding it failed: {result.error or 'the engine aborted it'}")
@@ -91,26 +101,33 @@ class EngineGenerator:
             for i, seed in enumerate(request.seeds)
         ]
 
-    async def _stream(self, request: GroupRequest) -> list[Result]:
+    async def _generate(self, request: GroupRequest) -> list[Result]:
+        """Return all responses; those that an update aborted go on, or begin anew, as configured."""
         requests = self._requests(request)
-        results: dict[str, Result] = {}
         begun = _once(lambda: request.turn(True))
+        results = await self._results(requests, begun)
+        while self._on_update in ("continue", "restart"):
+            cut = [i for i, result in enumerate(results) if result.finish == "abort"]
+            if not cut:
+                break
+            keep = self._on_update == "continue"
+            again = [replace(requests[i], done=results[i] if keep else None) for i in cut]
+            for i, result in zip(cut, await self._results(again, begun), strict=True):
+                results[i] = result
+        return results
 
-        async def one(sample: Request) -> None:
-            results[sample.id] = await self._sample(sample, begun)
+    async def _results(self, requests: Sequence[Request], begun: Callable[[], None]) -> list[Result]:
+        if self._groups is not None:
+            return await self._groups.generate_group(requests, begun)
+        results: dict[str, Result] = {}
+
+        async def one(request: Request) -> None:
+            results[request.id] = await self._read(request, begun)
 
         async with anyio.create_task_group() as tasks:
-            for sample in requests:
-                tasks.start_soon(one, sample)
-        return [results[sample.id] for sample in requests]
-
-    async def _sample(self, request: Request, begun: Callable[[], None]) -> Result:
-        """Return one response; one that an update aborted goes on, or begins anew, as configured."""
-        while True:
-            result = await self._read(request, begun)
-            if result.finish != "abort" or self._on_update not in ("continue", "restart"):
-                return result
-            request = replace(request, done=result if self._on_update == "continue" else None)
+            for request in requests:
+                tasks.start_soon(one, request)
+        return [results[request.id] for request in requests]
 
     async def _read(self, request: Request, begun: Callable[[], None]) -> Result:
         async with aclosing(self._engine.generate(request)) as items:
@@ -133,12 +150,12 @@ class EngineGenerator:
         return together.results[place]
 
     async def _decode(self, together: _Together) -> None:
-        assert self._exact is not None
+        assert self._groups is not None
         for request in together.requests:
             request.turn(True)
         samples = [self._requests(request) for request in together.requests]
         try:
-            flat = iter(await self._exact.generate_batch([sample for group in samples for sample in group]))
+            flat = iter(await self._groups.generate_batch([sample for group in samples for sample in group]))
             together.results = [[next(flat) for _ in group] for group in samples]
         except GenerationError as error:
             together.error = error

@@ -164,7 +164,7 @@ def build_generator(config: RunConfig, model: Any, tokenizer: Tokenizer, *, bloc
         native = None
     if native is not None:
         sampling = _sampling(config, tokenizer)
-        return EngineGenerator(native, sampling, exact=native if exact else None, on_update=collector.on_update)
+        return EngineGenerator(native, sampling, groups=native, exact=exact, on_update=collector.on_update)
     check_cached(model, pad_id=tokenizer.pad_id)
     return TorchGenerator(
         model,

@@ -101,7 +101,7 @@ def test_groups_granted_together_decode_as_one_batch_to_the_bit() -> None:
 
     async def run(order: list[tuple[int, int]]) -> dict[tuple[int, int], Any]:
         engine = native_engine(tiny_model("llama", 0), rows=8, length=32)
-        generator = EngineGenerator(engine, Sampling(8), exact=engine)
+        generator = EngineGenerator(engine, Sampling(8), groups=engine, exact=True)
         found: dict[tuple[int, int], Any] = {}
 
         async def group(batch: int, place: int) -> None:
@@ -121,3 +121,19 @@ def test_groups_granted_together_decode_as_one_batch_to_the_bit() -> None:
     second = run_virtual(lambda: run([(1, 0), (0, 0), (1, 1), (0, 1)]))
     assert len(first) == 4
     assert first == second
+
+
+def test_a_group_taken_whole_has_the_tokens_of_its_seeds_and_says_when_it_begins() -> None:
+    async def run(whole: bool) -> tuple[list[Any], int]:
+        engine = native_engine(tiny_model("llama", 0), rows=4, length=32)
+        generator = EngineGenerator(engine, Sampling(8), groups=engine if whole else None)
+        turns: list[bool] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(generator.run)
+            made = await generator.generate(GroupRequest((1, 2, 3), tuple(range(6)), 8, 1.0, turn=turns.append))
+            tasks.cancel_scope.cancel()
+        return [one.token_ids for one in made], len(turns)
+
+    whole, streamed = run_virtual(lambda: run(True)), run_virtual(lambda: run(False))
+    assert whole == streamed
+    assert whole[1] == 1

@@ -2,12 +2,12 @@
 
 import anyio
 
-from asyncrl.collectors.engines.base import ExactEngine, Result
+from asyncrl.collectors.engines.base import GroupEngine, Result
 from asyncrl.engine.testing.conformance.engine_contract.trial import Trial, check_result, reading
 
 
 async def a_batch_repeats_to_the_bit_beside_other_requests(trial: Trial) -> None:
-    engine: ExactEngine = trial.engine  # type: ignore[assignment]
+    engine: GroupEngine = trial.engine  # type: ignore[assignment]
     requests = [trial.request(3 + n % 9, group=f"g{n // 4}", stop_ids=(3, 5)) for n in range(12)]
     alone = await engine.generate_batch(requests)
     for request, result in zip(requests, alone, strict=True):
@@ -18,7 +18,7 @@ async def a_batch_repeats_to_the_bit_beside_other_requests(trial: Trial) -> None
 
 
 async def a_batch_has_no_update_within_it(trial: Trial) -> None:
-    engine: ExactEngine = trial.engine  # type: ignore[assignment]
+    engine: GroupEngine = trial.engine  # type: ignore[assignment]
     old = (await engine.stats()).version
     requests = [trial.long_request() for _ in range(4)]
     async with anyio.create_task_group() as tasks:
@@ -34,7 +34,7 @@ async def a_batch_has_no_update_within_it(trial: Trial) -> None:
 
 
 async def an_update_waits_for_a_batch_that_is_paused(trial: Trial) -> None:
-    engine: ExactEngine = trial.engine  # type: ignore[assignment]
+    engine: GroupEngine = trial.engine  # type: ignore[assignment]
     old = (await engine.stats()).version
     results: list[Result] = []
 
@@ -54,7 +54,7 @@ async def an_update_waits_for_a_batch_that_is_paused(trial: Trial) -> None:
 
 
 async def a_batch_names_the_member_that_cannot_be_served(trial: Trial) -> None:
-    engine: ExactEngine = trial.engine  # type: ignore[assignment]
+    engine: GroupEngine = trial.engine  # type: ignore[assignment]
     results = await engine.generate_batch([trial.request(4), trial.request(10_000_000), trial.request(4)])
     assert [result.finish for result in results] == ["length", "error", "length"]
     assert await engine.generate_batch([]) == []

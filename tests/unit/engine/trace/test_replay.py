@@ -127,7 +127,9 @@ def test_any_changed_reward_is_found_at_its_put(record: Record) -> None:
         found = replay(changed(recording, at, msgspec.structs.replace(put, tags={**put.tags, "reward": rewards})))
         assert found.difference is not None
         assert found.difference.seq == put.seq
-        assert str(found.difference).startswith(f"event {put.seq}, put group {put.group}: its tags were changed after the put")
+        assert str(found.difference).startswith(
+            f"event {put.seq}, put group {put.group}: its tags were changed after the put"
+        )
 
 
 def test_a_reward_changed_together_with_its_digest_is_found_at_the_verdict(record: Record) -> None:
