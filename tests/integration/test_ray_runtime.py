@@ -16,6 +16,7 @@ import pytest
 
 from asyncrl.engine.trace.loss_inputs import load
 
+pytestmark = pytest.mark.ray
 COMMAND = str(Path(sys.executable).parent / "asyncrl")
 
 FILTER = """

@@ -24,6 +24,7 @@ from asyncrl.engine.testing.conformance.plane_contract import (
 )
 
 
+@pytest.mark.ray
 @pytest.mark.timeout(110)
 @pytest.mark.parametrize("victim", ["controller", "storage unit"])
 def test_transfer_queue_starts_without_a_free_cpu_and_its_death_is_told_in_seconds(victim: str) -> None:
@@ -42,6 +43,7 @@ def test_transfer_queue_starts_without_a_free_cpu_and_its_death_is_told_in_secon
     assert seen["second_start"] == "DataPlaneError"
 
 
+@pytest.mark.ray
 @pytest.mark.soak
 @pytest.mark.timeout(110)
 def test_storage_units_are_spread_evenly_over_the_nodes_of_the_cluster() -> None:
