@@ -2,7 +2,7 @@
 
 import pytest
 
-SCHEDULES = 2000
+SCHEDULES = 500
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,14 +2,19 @@
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.testing
 from typer.testing import CliRunner, Result
 
 from asyncrl.engine.cli import app
 
 Command = Callable[..., Result]
+
+# Typer would read all signatures anew for each of the thousand commands that these tests call.
+typer.testing._get_command = cache(typer.testing._get_command)
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def test_the_response_slice_starts_where_its_first_token_is_predicted() -> None:
     trailing=st.sampled_from([(), (2,)]),
     dtype=st.sampled_from([torch.int32, torch.int64, torch.float32, torch.bfloat16, torch.bool]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_the_wire_loses_nothing(lengths: list[int], extra: int, trailing: tuple[int, ...], dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(sum(lengths))
     values = [(torch.randn(n, *trailing, generator=generator) * 9).to(dtype) for n in lengths]
@@ -131,7 +131,7 @@ _OBJECTS = st.recursive(
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_a_packed_row_comes_back_bit_by_bit(data: st.DataObject) -> None:
     size = data.draw(st.integers(1, 4))
     shapes = st.lists(st.integers(0, 3), max_size=3)
