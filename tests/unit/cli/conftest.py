@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer.testing
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from asyncrl.engine.cli import app
@@ -14,7 +15,7 @@ from asyncrl.engine.cli import app
 Command = Callable[..., Result]
 
 # Typer would read all signatures anew for each of the thousand commands that these tests call.
-typer.testing._get_command = cache(typer.testing._get_command)
+vars(typer.testing)["_get_command"] = cache(get_command)
 
 
 @pytest.fixture
