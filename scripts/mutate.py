@@ -29,7 +29,7 @@ from typing import NoReturn
 from mutations import ROOT, BadMutation, Mutation, catalogue
 
 _COPIED = ("collectors", "configs", "docs", "engine", "filters", "scripts", "src", "tests", "trainers")
-_PYTEST = ("-x", "-q", "--tb=line", "-rfE", "-p", "no:cacheprovider", "--hypothesis-seed=0")
+_PYTEST = ("-x", "-q", "--tb=line", "-rfE", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-seed=0")
 _PASSED, _FAILED, _HUNG = 0, 1, -signal.SIGKILL
 
 

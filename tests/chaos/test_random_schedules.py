@@ -8,16 +8,31 @@ import pytest
 from asyncrl.engine.events.types import Settled
 from asyncrl.engine.testing.conformance.schedule import Schedule
 
+PARTS = 5
+"""Tests that share the schedules, so that two processes can."""
 
-@pytest.mark.timeout(600)
-def test_no_schedule_breaks_an_invariant_or_stalls(schedules: int) -> None:
-    """Invariants 1 to 10; a stall, no timer and nothing ready, is an error of virtual time itself."""
+
+def run_schedules(numbers: range) -> None:
     steps = 0
-    for number in range(schedules):
+    for number in numbers:
         run = Schedule.draw(random.Random(number)).run()
         assert run.violations == [], f"schedule {number}: {run.schedule}"
         steps += run.outcome.progress.steps
-    assert steps > schedules, "the schedules train too little to show anything"
+    assert steps > len(numbers), "the schedules train too little to show anything"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_schedule_breaks_an_invariant_or_stalls(schedules: int, part: int) -> None:
+    """Invariants 1 to 10; a stall, no timer and nothing ready, is an error of virtual time itself."""
+    run_schedules(range(part, schedules, PARTS))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_no_later_schedule_does(schedules: int) -> None:
+    """As many again as plain pytest runs."""
+    run_schedules(range(schedules, 2 * schedules))
 
 
 @pytest.mark.timeout(600)

@@ -8,12 +8,14 @@ import torch
 HERE = Path(__file__).parent
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     count = torch.cuda.device_count()
     for item in items:
         if not item.path.is_relative_to(HERE):
             continue
         item.add_marker(pytest.mark.gpu)
+        item.add_marker(pytest.mark.xdist_group("gpu"))
         needed = item.get_closest_marker("gpus")
         wanted = needed.args[0] if needed else 1
         if count < wanted:

@@ -1,8 +1,10 @@
 """A run that a tagger brings to its end: its log says who and why, proves all samples, and replays."""
 
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from asyncrl.engine.events.log import read_events
 from asyncrl.engine.events.types import GroupFailed, RunEnded
@@ -27,17 +29,18 @@ class Words(BaseRolloutFilter):
 """
 
 
-def asyncrl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "asyncrl", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+@pytest.fixture
+def asyncrl(warm_python: Any, tmp_path: Path) -> Any:
+    """Run a command in the test's folder."""
+    return partial(warm_python, tmp_path, "-m", "asyncrl")
 
 
-def test_the_log_of_a_run_whose_tagger_fails_names_it_and_replays(tmp_path: Path) -> None:
+def test_the_log_of_a_run_whose_tagger_fails_names_it_and_replays(tmp_path: Path, asyncrl: Any) -> None:
     """FOUND-C14: each group fails with the filter's name, and after eight in a row the run ends with it."""
     (tmp_path / "my_words.py").write_text(FILTER, encoding="utf-8")
     small = ["--set", "rollout.groups_per_step=4", "--set", "rollout.group_size=8", "--set", "filters=[]"]
     words = ["train", "--runtime", "local", "--filter", "my_words:Words", *small, "--run-dir", "out"]
-    done = asyncrl(tmp_path, *words)
+    done = asyncrl(*words)
     assert done.returncode == 1, done.stdout + done.stderr
     *before, end = read_events(tmp_path / "out")
     failed = [event for event in before if isinstance(event, GroupFailed)]
@@ -48,8 +51,8 @@ def test_the_log_of_a_run_whose_tagger_fails_names_it_and_replays(tmp_path: Path
     assert (end.code, end.keys_left) == (1, 0)
     assert end.reason.startswith("GenerationError: ")
     assert "groups in a row failed in collector0" in end.reason
-    done = asyncrl(tmp_path, "replay", "out")
+    done = asyncrl("replay", "out")
     assert (done.returncode, done.stdout.partition(":")[0]) == (0, "identical"), done.stdout
-    done = asyncrl(tmp_path, "ledger", "out")
+    done = asyncrl("ledger", "out")
     assert done.returncode == 0, done.stdout
-    assert asyncrl(tmp_path, "trace", "validate", "out").stdout == "out is a valid log\n"
+    assert asyncrl("trace", "validate", "out").stdout == "out is a valid log\n"

@@ -1,8 +1,8 @@
 """A run whose task attaches extras: a model that names them is given them, any other is refused at the start."""
 
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,22 +77,25 @@ finally:
 """
 
 
-def run(folder: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
-    (folder / "seeing.py").write_text(TASK, encoding="utf-8")
-    command = [sys.executable, "-c", program, *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+@pytest.fixture
+def run(warm_python: Any, tmp_path: Path) -> Any:
+    """Run a program in the test's folder, beside the task."""
+    (tmp_path / "seeing.py").write_text(TASK, encoding="utf-8")
+    return partial(warm_python, tmp_path, "-c")
 
 
 @pytest.mark.parametrize("packed", ["true", "false"])
-def test_every_rank_hands_the_model_the_extras_of_its_own_samples(tmp_path: Path, packed: str) -> None:
-    done = run(tmp_path, MODEL + RUN, "--set", "model.path=model", "--set", f"trainer.packed={packed}")
+def test_every_rank_hands_the_model_the_extras_of_its_own_samples(run: Any, packed: str) -> None:
+    done = run(MODEL + RUN, "--set", "model.path=model", "--set", f"trainer.packed={packed}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(done.stdout.rpartition("batches with pixels: ")[2]) >= 2 * 2 * 2
 
 
 @pytest.mark.parametrize("runtime", ["local", "ray"])
-def test_a_model_that_does_not_take_an_extra_is_refused_before_anything_starts(tmp_path: Path, runtime: str) -> None:
-    done = run(tmp_path, RUN, "--runtime", runtime)
+def test_a_model_that_does_not_take_an_extra_is_refused_before_anything_starts(
+    tmp_path: Path, run: Any, runtime: str
+) -> None:
+    done = run(RUN, "--runtime", runtime)
     assert done.returncode == 2
     assert "'pixel_values', which LlamaForCausalLM.forward does not take" in done.stderr
     assert not (tmp_path / "out").exists()

@@ -16,6 +16,7 @@ import pytest
 
 from asyncrl.engine.trace.loss_inputs import load
 
+pytestmark = pytest.mark.ray
 COMMAND = str(Path(sys.executable).parent / "asyncrl")
 
 FILTER = """
@@ -42,7 +43,7 @@ class Run:
         )
         self.children: list[psutil.Process] = []
 
-    def wait_for(self, event: str, timeout_s: float = 90) -> None:
+    def wait_for(self, event: str, timeout_s: float = 150) -> None:
         """Wait until the event log has an event of this type; note the processes that run then."""
         deadline = time.monotonic() + timeout_s
         log = self.directory / "events.jsonl"
@@ -98,7 +99,7 @@ def runs(tmp_path: Path) -> Iterator[list[Run]]:
                 child.kill()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_a_short_run_with_a_filter_from_the_users_folder(tmp_path: Path, runs: list[Run]) -> None:
     """Two ranks, one collector, TransferQueue: the ledger balances, ages are bounded, only loopback listens.
 
@@ -132,6 +133,7 @@ def test_a_short_run_with_a_filter_from_the_users_folder(tmp_path: Path, runs: l
     assert sum(len(rows.tokens) for rank in inputs.rows for rows in rank if not rows.filler) >= 16
 
 
+@pytest.mark.timeout(270)
 @pytest.mark.parametrize("actor", ["CollectorActor", "RankActor"])
 def test_an_actors_death_ends_the_run_in_seconds_with_its_name(tmp_path: Path, runs: list[Run], actor: str) -> None:
     """B1, invariant 9: exit 1, the first cause, and nothing left behind."""
@@ -165,7 +167,7 @@ def test_a_signal_finishes_the_step_settles_and_ends_with_its_code(
     """FOUND-C8: also SIGTERM, which Ray takes for itself, and a terminal that closes under all of the processes."""
     run = Run(tmp_path)
     runs.append(run)
-    run.wait_for("step_started", timeout_s=150)
+    run.wait_for("step_started")
     if number == signal.SIGTERM:
         run.process.send_signal(number)
     else:

@@ -1,8 +1,7 @@
 """A step that was recorded by `asyncrl train` runs again from its file: the same loss and gradient, bit for bit."""
 
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +49,16 @@ OPTIONS = {
 }
 
 
-def asyncrl(folder: Path, *words: str) -> str:
-    command = [sys.executable, "-m", "asyncrl", *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+@pytest.fixture
+def asyncrl(warm_python: Any, tmp_path: Path) -> Callable[..., str]:
+    """Run a command in the test's folder and return what it printed."""
+
+    def run(*words: str) -> str:
+        done = warm_python(tmp_path, "-m", "asyncrl", *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return str(done.stdout)
+
+    return run
 
 
 def backends_at_version_0(config: RunConfig) -> list[Backend]:
@@ -84,17 +88,19 @@ def code_of_the_guide() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_a_recorded_step_runs_again_to_the_same_loss_and_gradient(tmp_path: Path, options: list[str]) -> None:
+def test_a_recorded_step_runs_again_to_the_same_loss_and_gradient(
+    tmp_path: Path, asyncrl: Callable[..., str], options: list[str]
+) -> None:
     """The second step starts from weights that the first one, run again, has made."""
     (tmp_path / "odd_task.py").write_text(TASK, encoding="utf-8")
     settings = [word for option in (*COMMON, *options) for word in ("--set", option)]
     local = ["--runtime", "local", "--record", "tensors", "--steps", "2"]
-    asyncrl(tmp_path, "train", *local, *settings, "--run-dir", "out")
+    asyncrl("train", *local, *settings, "--run-dir", "out")
     config = Recording.read(tmp_path / "out").config()
     reported = {event.step: event.metrics for event in read_events(tmp_path / "out") if isinstance(event, StepEnded)}
     backends, other, guide = backends_at_version_0(config), backends_at_version_0(config)[0], code_of_the_guide()
     for step in (1, 2):
-        said = asyncrl(tmp_path, "replay", "out", "--step", str(step), "--out", f"{step}.safetensors")
+        said = asyncrl("replay", "out", "--step", str(step), "--out", f"{step}.safetensors")
         inputs = load(tmp_path / f"{step}.safetensors")
         assert f"{inputs.total_tokens} trained tokens" in said
         assert len(inputs.updates) == (2 if "trainer.updates_per_batch=2" in options else 1)

@@ -2,8 +2,7 @@
 
 import json
 import math
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 from asyncrl.engine import metrics
 
-COMMAND = Path(sys.executable).with_name("asyncrl")
 EVERYTHING = [
     *("--set", "trainer.updates_per_batch=2", "--set", "trainer.recompute_logprobs=true"),
     *("--set", "trainer.reference_kl=0.01", "--set", "trainer.loss_normalisation=sequence_mean"),
@@ -19,8 +17,10 @@ EVERYTHING = [
 ]
 
 
-def asyncrl(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([COMMAND, *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=110)
+@pytest.fixture
+def asyncrl(warm_python: Any, tmp_path: Path) -> Any:
+    """Run a command in the test's folder."""
+    return partial(warm_python, tmp_path, "-m", "asyncrl")
 
 
 def steps_of(folder: Path) -> list[dict[str, Any]]:
@@ -29,10 +29,10 @@ def steps_of(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("runtime", ["local", "ray"])
-def test_every_stage_runs_leaves_nothing_and_replays(tmp_path: Path, runtime: str) -> None:
+@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_every_stage_runs_leaves_nothing_and_replays(tmp_path: Path, asyncrl: Any, runtime: str) -> None:
     """Two ranks; the columns they wrote are read again in training and cleared with their groups."""
-    done = asyncrl(tmp_path, "train", "--runtime", runtime, "--run-dir", "out", "--steps", "4", *EVERYTHING)
+    done = asyncrl("train", "--runtime", runtime, "--run-dir", "out", "--steps", "4", *EVERYTHING)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
     assert summary["data_plane_keys_left"] == 0
@@ -51,9 +51,9 @@ def test_every_stage_runs_leaves_nothing_and_replays(tmp_path: Path, runtime: st
     # The reference is the policy of version 0 and moves no more.
     drift = [step["metrics"][metrics.REFERENCE_KL_MEAN] for step in steps]
     assert 0 <= drift[0] < drift[-1]
-    replayed = asyncrl(tmp_path, "replay", "out")
+    replayed = asyncrl("replay", "out")
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     assert "identical" in replayed.stdout
-    shown = asyncrl(tmp_path, "plan", "show", "out")
+    shown = asyncrl("plan", "show", "out")
     assert "in 2 updates" in shown.stdout
     assert shown.stdout.count(" s predicted, ") >= 2

@@ -26,6 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.vllm)
             item.add_marker(pytest.mark.timeout(300))
+            item.add_marker(pytest.mark.xdist_group("vllm"))
             if missing:
                 item.add_marker(pytest.mark.skip(reason="vllm is not installed here: scripts/install vllm"))
 

@@ -24,11 +24,12 @@ from asyncrl.engine.testing.conformance.plane_contract import (
 )
 
 
-@pytest.mark.timeout(110)
+@pytest.mark.ray
+@pytest.mark.timeout(220)
 @pytest.mark.parametrize("victim", ["controller", "storage unit"])
 def test_transfer_queue_starts_without_a_free_cpu_and_its_death_is_told_in_seconds(victim: str) -> None:
     program = Path(__file__).with_name("own_cluster.py")
-    done = subprocess.run([sys.executable, program, victim], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, program, victim], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     seen = json.loads(done.stdout.splitlines()[-1])
     assert seen["claimed"] == ["v0_p0"]
@@ -42,6 +43,7 @@ def test_transfer_queue_starts_without_a_free_cpu_and_its_death_is_told_in_secon
     assert seen["second_start"] == "DataPlaneError"
 
 
+@pytest.mark.ray
 @pytest.mark.soak
 @pytest.mark.timeout(110)
 def test_storage_units_are_spread_evenly_over_the_nodes_of_the_cluster() -> None:

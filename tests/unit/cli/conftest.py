@@ -2,14 +2,20 @@
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.testing
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from asyncrl.engine.cli import app
 
 Command = Callable[..., Result]
+
+# Typer would read all signatures anew for each of the thousand commands that these tests call.
+vars(typer.testing)["_get_command"] = cache(get_command)
 
 
 @pytest.fixture

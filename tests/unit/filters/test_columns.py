@@ -68,7 +68,7 @@ def one_by_one(make: Callable[[], BaseRolloutFilter]) -> BaseRolloutFilter:
 
 @pytest.mark.parametrize("make", VECTORISED)
 def test_columns_and_single_groups_agree(make: Callable[[], BaseRolloutFilter]) -> None:
-    @settings(deadline=None, max_examples=60)
+    @settings(deadline=None, max_examples=30)
     @given(groups())
     def agree(batch: list[GroupMeta]) -> None:
         assert make().judges_columns

@@ -21,7 +21,7 @@ distinct = st.lists(st.integers(-20, 20), min_size=2, max_size=9).filter(lambda 
 
 @EACH
 @given(distinct)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_advantages_are_the_papers_formulas(baseline: Baseline, scale: Scale, rewards: list[int]) -> None:
     """GRPO, Dr. GRPO and RLOO, computed with NumPy; the spread is the whole group's."""
     values = np.array(rewards, dtype=float)
@@ -52,7 +52,7 @@ def test_the_odd_one_out_is_not_divided_by_the_noise_between_its_siblings() -> N
 
 
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(
     pattern=st.lists(st.one_of(st.integers(-3, 3).map(float), st.floats(-1, 1)), min_size=2, max_size=17),
     offset=st.sampled_from([0.0, 1.0, -1e6, 1e12]),
@@ -100,7 +100,7 @@ def test_a_reward_that_is_not_finite_is_refused(baseline: Baseline, scale: Scale
 
 
 @EACH
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.sampled_from([0.0, 1.0, 0.35, -1e6, 1e-6, 1e12]), min_size=1, max_size=8))
 def test_advantages_are_finite_whatever_the_finite_rewards(
     baseline: Baseline, scale: Scale, rewards: list[float]

@@ -35,7 +35,7 @@ def check(plan: Plan, lengths: dict[str, int], *, ranks: int, budget: int) -> No
         assert batch.tokens <= budget
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=50)
 @given(some_lengths, some_ranks)
 def test_any_lengths_on_any_ranks_make_a_whole_plan(lengths: list[int], ranks: int) -> None:
     """Invariant 6, D1, D3, D6; fillers only where there are fewer samples than micro-batches."""
@@ -47,7 +47,7 @@ def test_any_lengths_on_any_ranks_make_a_whole_plan(lengths: list[int], ranks: i
     assert all(any(not batch.filler for batch in rank) for rank in plan.ranks) or len(lengths) < ranks
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(some_lengths, some_ranks, st.randoms(use_true_random=False))
 def test_a_plan_does_not_depend_on_the_order_of_arrival(lengths: list[int], ranks: int, rng: random.Random) -> None:
     items = list(named(lengths).items())

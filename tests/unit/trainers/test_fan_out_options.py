@@ -71,7 +71,7 @@ def check(plan: Plan, lengths: dict[str, int], *, align: int) -> None:
         assert sum(padded(lengths[key], align) for key in batch.keys) <= BUDGET
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=50)
 @given(some_lengths, st.integers(1, 5), some_options, st.randoms(use_true_random=False))
 def test_every_plan_is_whole_whatever_the_options(
     lengths: list[int], ranks: int, options: dict[str, Any], rng: random.Random
@@ -93,7 +93,7 @@ def test_every_plan_is_whole_whatever_the_options(
         assert planned(dict(items), ranks=ranks, **options) == plan
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=50)
 @given(some_lengths, st.integers(1, 5), st.sampled_from([1, 8]), st.booleans())
 def test_forward_only_plans_are_whole_without_fillers(
     lengths: list[int], ranks: int, align: int, balance: bool

@@ -111,7 +111,7 @@ def whole(causal_mean: Any, varied: Any, train_step: Any) -> Any:
     return train_step(causal_mean, varied)
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     where=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=9, max_size=9), fillers=st.integers(0, 2)
 )

@@ -26,7 +26,7 @@ from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_confi
 TAKES = np.random.default_rng(3).lognormal(-0.5, 1.0, 5000)
 
 
-def run(batches: int = 60, **options: Any) -> Outcome:
+def run(batches: int = 30, **options: Any) -> Outcome:
     """Long-tailed durations, lengths in proportion; generation and training equally fast."""
     generator = SpanningGenerator(
         seconds=lambda call: float(TAKES[call]), length=lambda call: 2 + int(20 * TAKES[call]), clock=virtual_clock

@@ -237,4 +237,4 @@ class Claimers(RuleBasedStateMachine):
 
 
 TestClaimers = Claimers.TestCase
-TestClaimers.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+TestClaimers.settings = settings(deadline=None, max_examples=30, stateful_step_count=40)

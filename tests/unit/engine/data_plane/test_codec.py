@@ -101,7 +101,7 @@ def test_padding_has_a_value_by_column_and_one_absolute_length() -> None:
     trailing=st.sampled_from([(), (2,)]),
     dtype=st.sampled_from([torch.int32, torch.int64, torch.float32, torch.bfloat16, torch.bool]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_the_wire_loses_nothing(lengths: list[int], extra: int, trailing: tuple[int, ...], dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(sum(lengths))
     values = [(torch.randn(n, *trailing, generator=generator) * 9).to(dtype) for n in lengths]
@@ -124,7 +124,7 @@ _OBJECTS = st.recursive(
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_a_packed_row_comes_back_bit_by_bit(data: st.DataObject) -> None:
     size = data.draw(st.integers(1, 4))
     shapes = st.lists(st.integers(0, 3), max_size=3)

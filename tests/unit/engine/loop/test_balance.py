@@ -98,7 +98,7 @@ def test_an_exact_run_goes_by_turns_whatever_the_times() -> None:
     assert desk.grant(4) == ["a", "b", "a", "b"]
 
 
-def run(seconds: Sequence[float], *, staleness: int = 1, steps: int = 60) -> Outcome:
+def run(seconds: Sequence[float], *, staleness: int = 1, steps: int = 30) -> Outcome:
     config = simulated_config(
         collector__count=len(seconds), rollout__max_staleness=staleness, rollout__groups_per_step=4, run__steps=steps
     )

@@ -32,7 +32,7 @@ def test_a_batch_of_two_at_version_4_and_bound_2(arrived: list[int], in_flight: 
     assert can_claim(arrived=arrived, in_flight=in_flight, wanted=2, per_batch=2, at=4, bound=2) is verdict
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(VERSIONS, VERSIONS, st.integers(1, 3), st.integers(0, 3))
 def test_it_passes_when_what_is_left_fits_or_waiting_changes_nothing(
     arrived: list[int], in_flight: list[int], per_batch: int, bound: int

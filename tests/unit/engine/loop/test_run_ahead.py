@@ -45,7 +45,7 @@ def test_capacity_comes_back_once_a_group() -> None:
     assert (budget.used, budget.free) == (0, 3)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(st.integers(1, 5), st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=40))
 def test_used_is_the_number_of_distinct_groups_out(limit: int, moves: list[tuple[bool, int]]) -> None:
     budget, out = RunAhead(limit), set[int]()

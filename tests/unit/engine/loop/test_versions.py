@@ -70,7 +70,7 @@ def test_without_generators_everything_is_published() -> None:
     assert advanced(Versions([]), 3).published == 3
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.one_of(st.none(), st.tuples(st.sampled_from("abc"), st.integers(-1, 9))), max_size=40))
 def test_whatever_is_acknowledged_served_versions_rise_and_stay_at_or_below_v(
     moves: list[tuple[str, int] | None],

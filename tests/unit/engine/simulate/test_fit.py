@@ -32,7 +32,7 @@ def recorded(config: RunConfig, profile: Given) -> tuple[list[AnyEvent], dict[st
 
 def test_a_generator_that_decodes_batches_is_seen_to_be_a_queue(small: Small) -> None:
     def run(seconds: Callable[[int], float]) -> list[AnyEvent]:
-        config = small(rollout__max_staleness=2, run__steps=40)
+        config = small(rollout__max_staleness=2, run__steps=20)
         outcome = simulate(config, generators=[FakeGenerator(seconds=seconds)], task=FakeTask(16))
         return [started(config), *outcome.events]
 
@@ -65,8 +65,8 @@ def test_a_long_start_without_a_group_to_train_is_left_by_the_groups_that_ended_
 
 
 def test_failures_are_drawn_as_often_as_they_were_seen(given: Make, small: Small) -> None:
-    events, figures = recorded(small(run__steps=80), given("1", "1", failed_share=0.2))
-    again = predict(small(run__steps=80, run__seed=3), Fitted(events)).figures
+    events, figures = recorded(small(run__steps=40), given("1", "1", failed_share=0.2))
+    again = predict(small(run__steps=40, run__seed=3), Fitted(events)).figures
     assert again["lost"]["failed:generation_error"] == pytest.approx(
         figures["lost"]["failed:generation_error"], abs=0.08
     )

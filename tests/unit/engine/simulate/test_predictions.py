@@ -51,7 +51,7 @@ def test_more_generators_with_slots_generate_more(given: Make, small: Small) -> 
 
 def test_dropping_what_is_stale_shortens_what_is_trained(given: Make, small: Small) -> None:
     figures = predict(
-        small(rollout__max_staleness=1, run__steps=60, rollout__groups_per_step=8), given("lognormal:1,1", "0.3")
+        small(rollout__max_staleness=1, run__steps=40, rollout__groups_per_step=8), given("lognormal:1,1", "0.3")
     ).figures
     assert figures["length_ratio"] < 0.9
     assert figures["lost"]["dropped:stale"] > 0.05
@@ -60,14 +60,14 @@ def test_dropping_what_is_stale_shortens_what_is_trained(given: Make, small: Sma
 
 def test_shares_of_equal_rewards_and_failures_are_lost_by_cause(given: Make, small: Small) -> None:
     profile = given("1", "1", mixed_share=0.5, failed_share=0.1)
-    figures = predict(small(run__steps=None, run__batches=60), profile).figures
+    figures = predict(small(run__steps=None, run__batches=40), profile).figures
     assert figures["lost"]["failed:generation_error"] == pytest.approx(0.1, abs=0.06)
     assert figures["lost"]["dropped:zero_std"] == pytest.approx(0.45, abs=0.1)
     assert figures["trained_share"] == pytest.approx(1 - sum(figures["lost"].values()), abs=1e-3)
 
 
 def test_in_mode_tokens_old_tokens_are_withheld_and_nothing_is_dropped_for_age(given: Make, small: Small) -> None:
-    config = small(rollout__max_staleness=1, rollout__stale_mode="tokens", run__steps=60)
+    config = small(rollout__max_staleness=1, rollout__stale_mode="tokens", run__steps=30)
     figures = predict(config, given("lognormal:1,1", "0.3")).figures
     assert "dropped:stale" not in figures["lost"]
     assert set(figures["ages"]) <= {"0", "1"}
@@ -76,7 +76,11 @@ def test_in_mode_tokens_old_tokens_are_withheld_and_nothing_is_dropped_for_age(g
 def test_one_seed_gives_one_sequence_of_events_and_another_seed_another(given: Make, small: Small) -> None:
     def run(seed: int) -> list[str]:
         collected = Collected()
-        predict(small(run__seed=seed, collector__count=2), given("lognormal:1,1", "1", "0.2"), folds=[collected])
+        predict(
+            small(run__seed=seed, run__steps=10, collector__count=2),
+            given("lognormal:1,1", "1", "0.2"),
+            folds=[collected],
+        )
         return [str(event) for event in collected.events]
 
     first = run(1)

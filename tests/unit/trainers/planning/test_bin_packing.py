@@ -45,7 +45,7 @@ def threshold_bound(sizes: list[int], capacity: int) -> int:
     return found
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(some_sizes, st.integers(30, 61))
 def test_the_bound_is_that_of_the_book(sizes: list[int], capacity: int) -> None:
     assert lower_bound(descending(sizes), capacity=capacity) == threshold_bound(sizes, capacity)
@@ -62,7 +62,7 @@ def test_the_bound_sees_large_samples_that_share_no_bin() -> None:
     assert lower_bound(descending([6, 6, 6, 5, 5]), capacity=10) == 4
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(some_sizes, st.integers(30, 61), st.integers(1, 5))
 def test_no_bin_is_over_the_capacity_or_empty(sizes: list[int], capacity: int, multiple: int) -> None:
     bins, count = pack(descending(sizes), capacity=capacity, multiple=multiple)
