@@ -10,7 +10,7 @@ import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -24,14 +24,16 @@ from asyncrl.engine.lifecycle.ray_runtime import ray_cluster
 HERE = Path(__file__).parent
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
+    # Before pytest-xdist's own hook, which reads the groups.
     for item in items:
         if not item.path.is_relative_to(HERE):
             continue
         # What uses the warm Python alone starts no Ray, and can run beside what does.
         beside = "warm_python" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("ray")
         item.add_marker(pytest.mark.xdist_group("warm" if beside else "ray"))
+    return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """Tests before the real vLLM: `.venv-vllm/bin/pytest tests/vllm`, after `scripts/install vllm`; skipped elsewhere."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +20,9 @@ VOCABULARY = 32
 MAX_LENGTH = 1024
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
+    # Before pytest-xdist's own hook, which reads the groups.
     missing = find_spec("vllm") is None
     for item in items:
         if item.path.is_relative_to(HERE):
@@ -29,6 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("vllm"))
             if missing:
                 item.add_marker(pytest.mark.skip(reason="vllm is not installed here: scripts/install vllm"))
+    return (yield)
 
 
 @cache
