@@ -91,6 +91,10 @@ class Batcher:
 
     async def admit(self, *, begun_only: bool) -> None:
         """Seat who waits, as far as there are slots; with `begun_only`, only members of a batch that sits."""
+        if not self.running:
+            # A burst that was ahead for who has left would change where those end that come now, and with the number of
+            # rows the last bits of an exact batch.
+            await self.catch_up()
         fresh = []
         while self._slots.free:
             response = self._queue.next(slots_empty=self._slots.free == self._decoder.slots, begun_only=begun_only)
