@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -21,7 +21,6 @@ from asyncrl.engine.events.summary import Ends, summarise_log
 from asyncrl.engine.events.types import AnyEvent, StepEnded
 from asyncrl.engine.records.ending import Ending, failure
 from asyncrl.engine.running.checks import check_process, check_runnable
-from asyncrl.engine.running.driver import Driver, Order
 from asyncrl.engine.running.host import Host
 from asyncrl.engine.running.logs import log_to
 from asyncrl.engine.running.outcome import RunFailed, RunInterrupted, Summary
@@ -31,6 +30,9 @@ from asyncrl.engine.running.signals import EndSignals
 from asyncrl.engine.running.threads import is_main_thread, run_beside_loop
 from asyncrl.filters import BaseRolloutFilter
 from asyncrl.filters.load import check_objects
+
+if TYPE_CHECKING:
+    from asyncrl.engine.running.driver import Order
 
 Config = RunConfig | Loaded | str | PathLike[str] | None
 
@@ -67,6 +69,9 @@ def run(
     with only_run():
         check_process(loaded.config)
         task = check_runnable(loaded, objects)
+        # It imports torch, which bad input need not wait for.
+        from asyncrl.engine.running.driver import Order
+
         order = Order(loaded.config, task, _make_directory(loaded, Path(fspath(directory))), objects)
         return _carry_out(order, host, progress)
 
@@ -97,8 +102,10 @@ def _make_directory(loaded: Loaded, directory: Path) -> Path:
     return make_directory(directory, named=named)
 
 
-def _carry_out(order: Order, host: Host, on_step: Callable[[StepEnded], Any] | None) -> Summary:
+def _carry_out(order: "Order", host: Host, on_step: Callable[[StepEnded], Any] | None) -> Summary:
     """Run what was checked, write its files, and say how it came out."""
+    from asyncrl.engine.running.driver import Driver
+
     rollout, directory = order.config.rollout, order.directory
     # Looked up at each warning: where logs go is settled below.
     alarms = Alarms(warn=lambda message, **figures: structlog.get_logger().warning(message, **figures))

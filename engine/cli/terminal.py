@@ -4,7 +4,7 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, NoReturn, cast
+from typing import IO, TYPE_CHECKING, NoReturn, cast
 
 import psutil
 import typer
@@ -15,11 +15,13 @@ from asyncrl.engine.cli.view import View, final_lines
 from asyncrl.engine.errors import NotWritten
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.progress import Progress
-from asyncrl.engine.loop.controller import Controller
 from asyncrl.engine.running.host import Host
 from asyncrl.engine.running.outcome import RunFailed, Summary
 from asyncrl.engine.running.output import standard_output
 from asyncrl.engine.running.signals import kill_everything
+
+if TYPE_CHECKING:
+    from asyncrl.engine.loop.controller import Controller
 
 
 class Terminal(Host):
@@ -45,7 +47,7 @@ class Terminal(Host):
             bias_warning=config.rollout.bias_warning,
         )
 
-    def watch(self, controller: Controller) -> None:
+    def watch(self, controller: "Controller") -> None:
         assert self._view is not None
         self._view.watch(controller)
 

@@ -6,7 +6,7 @@ It reads folds and the controller's state; it changes nothing.
 import math
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from rich.console import Console
@@ -16,7 +16,9 @@ from rich.table import Table
 
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.progress import Means, Progress
-from asyncrl.engine.loop.controller import Controller
+
+if TYPE_CHECKING:
+    from asyncrl.engine.loop.controller import Controller
 
 _LIVE_EVERY_S = 0.25
 _LINE_EVERY_S = 2.0
@@ -48,7 +50,7 @@ class View:
         self._controller: Controller | None = None
         self._rates: deque[tuple[float, int, int]] = deque()
 
-    def watch(self, controller: Controller) -> None:
+    def watch(self, controller: "Controller") -> None:
         self._controller = controller
         self._note_tokens()  # Otherwise the first line would have no rate.
 

@@ -17,7 +17,6 @@ import structlog
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine.data_plane.base import DataPlane
-from asyncrl.engine.deployment import CONSUMER, PARTITION
 from asyncrl.engine.errors import Overdue
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import BatchJudged, Judged, digest
@@ -271,8 +270,8 @@ class FrontEnd:
         claim_id = f"{self._settings.owner}/{self._claims}"
         self._claims += 1
         claim = await self._plane.claim(
-            PARTITION,
-            CONSUMER,
+            self._groups.partition,
+            self._groups.consumer,
             columns=COLUMNS,
             max_groups=wanted,
             owner=self._settings.owner,

@@ -103,6 +103,14 @@ class Groups:
         self.changed = run_ahead.changed
 
     @property
+    def partition(self) -> str:
+        return self._partition
+
+    @property
+    def consumer(self) -> str:
+        return self._consumer
+
+    @property
     def arrivals(self) -> int:
         """How many groups have arrived since the run began."""
         return self._arrivals

@@ -2,14 +2,16 @@
 
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import anyio
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.progress import Progress
-from asyncrl.engine.loop.controller import Controller
+
+if TYPE_CHECKING:
+    from asyncrl.engine.loop.controller import Controller
 
 
 class Host:
@@ -24,7 +26,7 @@ class Host:
     def begin(self, config: RunConfig, directory: Path, *, ledger: Ledger, progress: Progress) -> None:
         """Hear that everything is checked and the folder is there; the folds fill as the run goes."""
 
-    def watch(self, controller: Controller) -> None:
+    def watch(self, controller: "Controller") -> None:
         """Hear that everything has started."""
 
     async def show(self) -> None:
