@@ -67,6 +67,7 @@ class VLLMEngine:
         self._version = START
         self._paused = False
         self._updating = False
+        self._started = anyio.Event()
         self._closed = False
         self._broken: GenerationError | None = None
         self._tokens = 0
@@ -81,6 +82,7 @@ class VLLMEngine:
                 await prepare(self._running)
             async with self._control:
                 await self._go_on()
+            self._started.set()
             # vLLM tells only who asks, or has a request in flight.
             while self._broken is None and not self._running.errored:  # noqa: ASYNC110
                 await anyio.sleep(_HEALTH_EVERY_S)
@@ -141,9 +143,11 @@ class VLLMEngine:
             raise VersionError(f"version {version} came while another update is under way")
         if version < self._version:
             raise VersionError(f"version {version} is older than {self._version}, which serves")
+        with anyio.move_on_after(_START_TIMEOUT_S):
+            await self._started.wait()
         files = self._files
         if self._llm is None or files is None:
-            raise VersionError(f"version {version} came before vLLM had started")
+            raise VersionError(f"version {version}: vLLM has not started within {_START_TIMEOUT_S:g} s")
         self._updating = True
         try:
             began = anyio.current_time()
