@@ -78,7 +78,7 @@ class WarmPython:
             [sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
 
-    def __call__(self, folder: Path, *words: str, timeout_s: float = 100.0) -> "subprocess.CompletedProcess[str]":
+    def __call__(self, folder: Path, *words: str, timeout_s: float = 200.0) -> "subprocess.CompletedProcess[str]":
         """Run `python WORDS` in a folder; `TimeoutExpired`, with all that runs killed, where it takes longer."""
         assert self._process.stdin
         assert self._process.stdout
@@ -96,9 +96,10 @@ class WarmPython:
             return subprocess.CompletedProcess(list(words), int(answer), said, complained)
 
     def close(self) -> None:
-        for child in psutil.Process(self._process.pid).children(recursive=True):
-            child.kill()
-        self._process.kill()
+        if self._process.poll() is None:
+            for child in psutil.Process(self._process.pid).children(recursive=True):
+                child.kill()
+            self._process.kill()
         self._process.wait()
 
 

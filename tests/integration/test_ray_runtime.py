@@ -53,7 +53,7 @@ class Run:
             time.sleep(0.2)
         self.children = psutil.Process(self.process.pid).children(recursive=True)
 
-    def finish(self, timeout_s: float = 100) -> tuple[int, str, dict[str, Any]]:
+    def finish(self, timeout_s: float = 200) -> tuple[int, str, dict[str, Any]]:
         output, _ = self.process.communicate(timeout=timeout_s)
         assert (self.directory / "summary.json").exists(), (self.process.returncode, output)
         summary = json.loads((self.directory / "summary.json").read_text(encoding="utf-8"))

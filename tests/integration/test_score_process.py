@@ -43,6 +43,14 @@ class Runs(Task):
 Make = Callable[..., ProcessScorer]
 
 
+def _command(process: psutil.Process) -> str:
+    """Return how a process was called; nothing of one that has ended by now."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
     folder = tmp_path_factory.mktemp("user")
@@ -59,7 +67,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
         yield scorer
     for one in made:
         one.close()
-    assert not [p for p in psutil.Process().children(recursive=True) if "score_worker" in " ".join(p.cmdline())]
+    assert not [p for p in psutil.Process().children(recursive=True) if "score_worker" in _command(p)]
 
 
 @pytest.fixture(scope="module")
