@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import numpy as np
 import structlog
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from asyncrl.collectors.extras import Kind, common_kinds, odd_extra
 from asyncrl.collectors.flat import Columns, GroupFailed, flatten
@@ -214,7 +215,10 @@ class Collector:
                 return await self._rollout(granted)
             except BaseException as caught:  # The group's edge: counted as a failure.
                 if anyio.current_effective_deadline() == -math.inf:
-                    raise  # We are cancelled; any other cancellation leaked out of what was called.
+                    # We are cancelled; any other cancellation leaked out of what was called. An engine that is
+                    # cancelled beside us ends its responses with an error, which would hide why the run ends.
+                    await checkpoint_if_cancelled()
+                    raise
                 reason = caught.reason if isinstance(caught, GroupFailed) else "generation_error"
                 what = "".join(traceback.format_exception(caught))
                 return GroupFailure(grant.group, reason, f"prompt {grant.prompt.id!r}: {what}")

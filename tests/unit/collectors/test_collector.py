@@ -21,7 +21,7 @@ from asyncrl.collectors.tasks import Reward, Task
 from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.data_plane.base import Partition
 from asyncrl.engine.data_plane.local import LocalPlane
-from asyncrl.engine.errors import StoreFull, VersionError
+from asyncrl.engine.errors import GenerationError, StoreFull, VersionError
 from asyncrl.engine.model.tokenizer import CharTokenizer
 from asyncrl.engine.records import Grant, GroupMeta, Prompt
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, TOKENS
@@ -504,3 +504,21 @@ def test_a_group_that_waits_for_its_turn_has_another_limit_than_one_that_decodes
     )
     failures = [(m.group, m.reason) for m in messages if isinstance(m, GroupFailure)]
     assert failures == ([] if limit > 30 else [(3, "queue_timeout")])
+
+
+class EndsWithAnError(FakeGenerator):
+    """Raises when it is cancelled, as an engine does whose own loop was cancelled beside it."""
+
+    async def generate(self, request: GroupRequest) -> Any:
+        try:
+            await anyio.sleep_forever()
+        except BaseException:
+            raise GenerationError("the engine has stopped") from None
+
+
+def test_an_engine_that_is_cancelled_beside_its_groups_is_not_why_the_run_ends() -> None:
+    async def work(desk: Desk) -> None:
+        await desk.collector.grant([grant(0)])
+        await anyio.sleep(1.0)
+
+    at_desk(work, generator=EndsWithAnError())
