@@ -5,6 +5,7 @@ Invariant: a flight waits, or runs, or has left; whoever waits is told once, by 
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import anyio
@@ -50,11 +51,10 @@ class Admission:
             return flight
         self._waiting.append(flight)
         self.admit()
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.leave, flight)
             await flight.told.wait()
-        except BaseException:
-            self.leave(flight)
-            raise
+            undo.pop_all()
         return flight
 
     def leave(self, flight: Flight) -> None:

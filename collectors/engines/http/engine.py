@@ -5,18 +5,18 @@ releases or updates the replicas has `_control`. Pauses that drain or abort are 
 that a server needs one kind of pause only, in place.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import anyio
 import torch
 
-from asyncrl.collectors.engines.admission import Admission, Flight
+from asyncrl.collectors.engines.admission import Flight
 from asyncrl.collectors.engines.answer import Answer
-from asyncrl.collectors.engines.base import Cache, Chunk, EngineStats, InFlight, Request, Result, Update
+from asyncrl.collectors.engines.base import Cache, Chunk, InFlight, Request, Result
+from asyncrl.collectors.engines.elsewhere import EngineElsewhere
 from asyncrl.collectors.engines.http.client import Client, Refused, ServerDown
 from asyncrl.collectors.engines.http.fleet import Fleet
 from asyncrl.collectors.engines.http.routing import Replica, Router
@@ -26,8 +26,6 @@ from asyncrl.collectors.engines.http.sglang_server import SGLangServer
 from asyncrl.collectors.engines.http.vllm_server import VLLMServer
 from asyncrl.collectors.engines.state_files import StateFiles
 from asyncrl.collectors.engines.stop_text import Text
-from asyncrl.collectors.engines.stopwatch import Stopwatch
-from asyncrl.collectors.engines.swap import START
 from asyncrl.engine.errors import AsyncRLError, GenerationError, VersionError
 
 _KINDS: dict[str, MakeServer] = {"vllm": VLLMServer, "sglang": SGLangServer}
@@ -48,7 +46,7 @@ class _Asked:
     name: str
 
 
-class HTTPEngine:
+class HTTPEngine(EngineElsewhere):
     """Stop strings need the `text` of tokens, special ones included."""
 
     def __init__(
@@ -56,22 +54,14 @@ class HTTPEngine:
     ) -> None:
         make, folder = _KINDS[settings.kind], Path(settings.model_path)
         self._settings = settings
-        self._text = text
         self._probe_every_s = probe_every_s
         replicas = [Replica(make(Client(url, timeout_s=settings.answer_s), folder), url) for url in settings.urls]
         self._router = Router(replicas, settings.rows)
-        self._admission = Admission(self._router.limit)
+        super().__init__(max_length=settings.max_length, limit=self._router.limit, text=text)
         self._fleet = Fleet(self._router, self._admission.admit, settings.answer_s)
         self._files = StateFiles(settings.model_path, getattr(torch, settings.dtype), Path(settings.weights_folder))
-        self._control = anyio.Lock()
         self._asked: dict[Flight, _Asked] = {}
         self._names = 0
-        self._version = START
-        self._paused = False
-        self._updating = False
-        self._closed = False
-        self._tokens = 0
-        self._watch = Stopwatch()
 
     async def run(self) -> None:
         """Probe the replicas until cancelled; GenerationError after 300 s without any."""
@@ -89,23 +79,6 @@ class HTTPEngine:
         finally:
             with anyio.CancelScope(shield=True):
                 await self.close()
-
-    async def generate(self, request: Request) -> AsyncGenerator[Chunk | Result, None]:
-        """Yield chunks as they come, then one result. Closing the iterator early aborts the request."""
-        answer = Answer(request, self._text)
-        fault = answer.fault(self._settings.max_length)
-        if fault:
-            yield answer.result("error", fault)
-            return
-        flight = await self._admission.enter(request.id)
-        try:
-            self._watch.turn(busy=True)
-            async with aclosing(self._ask(request, answer, flight)) as items:
-                async for item in items:
-                    yield item
-        finally:
-            self._admission.leave(flight)
-            self._watch.turn(busy=bool(self._admission.running))
 
     async def abort(self, ids: Sequence[str] | None = None) -> None:
         """End requests, all by default, each with the partial result `abort`, also while paused."""
@@ -138,30 +111,6 @@ class HTTPEngine:
             await self._fleet.hold()
             self._watch.turn(paused=True)
 
-    async def resume(self) -> None:
-        """Go on with what was kept and what has come since."""
-        async with self._control:
-            self._paused = False
-            await self._go_on()
-
-    async def update_weights(self, version: int, state: Mapping[str, Any], cache: Cache = "keep") -> Update:
-        """Write all weights to where the servers read them, then swap them on all."""
-        if self._updating:
-            raise VersionError(f"version {version} came while another update is under way")
-        if version < self._version:
-            raise VersionError(f"version {version} is older than {self._version}, which serves")
-        self._updating = True
-        try:
-            began = anyio.current_time()
-            file = await anyio.to_thread.run_sync(self._files.write, version, state)
-            staged = anyio.current_time()
-            # Cancelled in the middle, it would leave half-written weights.
-            with anyio.CancelScope(shield=True):
-                pause_s = await self._swap(version, file, cache)
-            return Update(staged - began, pause_s, file.stat().st_size)
-        finally:
-            self._updating = False
-
     async def reset_cache(self) -> None:
         """Forget what was cached of prompts; what is in flight continues on a cache made anew."""
         async with self._control:
@@ -169,19 +118,6 @@ class HTTPEngine:
                 await self._fleet.hold(empty_cache=True)
             finally:
                 await self._go_on()
-
-    async def stats(self) -> EngineStats:
-        """Return what the engine does now; what the servers' caches hold is not known here."""
-        busy_s, paused_s = self._watch.read()
-        return EngineStats(
-            running=len(self._admission.running),
-            waiting=self._admission.waiting,
-            cache_used=0.0,
-            tokens=self._tokens,
-            busy_s=busy_s,
-            paused_s=paused_s,
-            version=self._version,
-        )
 
     async def close(self) -> None:
         """Leave the servers, which go on without this engine; requests in flight end as aborted."""
@@ -253,6 +189,9 @@ class HTTPEngine:
         except GenerationError:
             # Its connection is closed next, which ends it too.
             self._fleet.leave_out(asked.replica)
+
+    async def _ready_files(self) -> StateFiles:
+        return self._files
 
     async def _swap(self, version: int, file: Path, cache: Cache) -> float:
         """Swap the weights of all replicas; return for how many seconds no token was made."""

@@ -5,11 +5,10 @@ holds: nobody resumes vLLM in the middle of a swap. What was cached of a prompt 
 under another: the version is part of the cache's key, and who has no token yet when it changes is asked anew.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import anyio
 import torch
@@ -19,13 +18,13 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from asyncrl.collectors.engines.admission import Admission, Flight
+from asyncrl.collectors.engines.admission import Flight
 from asyncrl.collectors.engines.answer import Answer
-from asyncrl.collectors.engines.base import Cache, Chunk, EngineStats, Finish, InFlight, Request, Result, Update
+from asyncrl.collectors.engines.base import Cache, Chunk, Finish, InFlight, Request, Result
+from asyncrl.collectors.engines.elsewhere import EngineElsewhere
 from asyncrl.collectors.engines.state_files import StateFiles
 from asyncrl.collectors.engines.stop_text import Text
-from asyncrl.collectors.engines.stopwatch import Stopwatch
-from asyncrl.collectors.engines.swap import START, swap
+from asyncrl.collectors.engines.swap import swap
 from asyncrl.collectors.engines.vllm.process import CacheUse, FileLoader, prepare, start
 from asyncrl.collectors.engines.vllm.settings import VLLMSettings
 from asyncrl.engine.errors import AsyncRLError, GenerationError, VersionError
@@ -51,28 +50,20 @@ class _Round:
     again: bool = False
 
 
-class VLLMEngine:
+class VLLMEngine(EngineElsewhere):
     """Stop strings need the `text` of tokens, special ones included. `start` makes the AsyncLLM; it may block."""
 
     def __init__(self, settings: VLLMSettings, *, text: Text | None = None, start: Start = start) -> None:
+        super().__init__(max_length=settings.max_length, limit=lambda: settings.rows, text=text)
         self._settings = settings
         self._make = start
-        self._text = text
         self._llm: AsyncLLM | None = None
         self._files: StateFiles | None = None
-        self._admission = Admission(lambda: settings.rows)
-        self._control = anyio.Lock()
         self._rounds: dict[Flight, _Round] = {}
         self._asked = 0
-        self._version = START
-        self._paused = False
-        self._updating = False
         self._started = anyio.Event()
-        self._closed = False
         self._broken: GenerationError | None = None
-        self._tokens = 0
         self._cache_use = CacheUse()
-        self._watch = Stopwatch()
 
     async def run(self) -> None:
         """Start vLLM, then serve until cancelled; GenerationError once it is dead."""
@@ -92,23 +83,6 @@ class VLLMEngine:
         finally:
             with anyio.CancelScope(shield=True):
                 await self.close()
-
-    async def generate(self, request: Request) -> AsyncGenerator[Chunk | Result, None]:
-        """Yield chunks as they are made, then one result. Closing the iterator early aborts the request."""
-        answer = Answer(request, self._text)
-        fault = answer.fault(self._settings.max_length)
-        if fault:
-            yield answer.result("error", fault)
-            return
-        flight = await self._admission.enter(request.id)
-        try:
-            self._watch.turn(busy=True)
-            async with aclosing(self._ask(request, answer, flight)) as items:
-                async for item in items:
-                    yield item
-        finally:
-            self._admission.leave(flight)
-            self._watch.turn(busy=bool(self._admission.running))
 
     async def abort(self, ids: Sequence[str] | None = None) -> None:
         """End requests, all by default, each with the partial result `abort`, also while paused."""
@@ -131,40 +105,6 @@ class VLLMEngine:
                 await self._admission.drained()
             self._watch.turn(paused=True)
 
-    async def resume(self) -> None:
-        """Go on with what was kept and what has come since."""
-        async with self._control:
-            self._paused = False
-            await self._go_on()
-
-    async def update_weights(self, version: int, state: Mapping[str, Any], cache: Cache = "keep") -> Update:
-        """Stage all weights in shared memory, then swap them; what comes after it returns is of `version`."""
-        if self._updating:
-            raise VersionError(f"version {version} came while another update is under way")
-        if version < self._version:
-            raise VersionError(f"version {version} is older than {self._version}, which serves")
-        with anyio.move_on_after(_START_TIMEOUT_S):
-            await self._started.wait()
-        files = self._files
-        if self._llm is None or files is None:
-            raise VersionError(f"version {version}: vLLM has not started within {_START_TIMEOUT_S:g} s")
-        self._updating = True
-        try:
-            began = anyio.current_time()
-            file = await anyio.to_thread.run_sync(files.write, version, state)
-            staged = anyio.current_time()
-            # Cancelled in the middle, it would leave half-written weights.
-            with anyio.CancelScope(shield=True):
-                try:
-                    pause_s = await self._swap(version, file, cache)
-                except AsyncRLError:
-                    files.remove(file)
-                    raise
-                files.serve(file)
-            return Update(staged - began, pause_s, file.stat().st_size)
-        finally:
-            self._updating = False
-
     async def reset_cache(self) -> None:
         """Forget what was cached of prompts; what is in flight continues on a cache made anew."""
         async with self._control:
@@ -173,19 +113,6 @@ class VLLMEngine:
                 await self._empty_cache()
             finally:
                 await self._go_on()
-
-    async def stats(self) -> EngineStats:
-        """Return what the engine does now."""
-        busy_s, paused_s = self._watch.read()
-        return EngineStats(
-            running=len(self._admission.running),
-            waiting=self._admission.waiting,
-            cache_used=self._cache_use.share,
-            tokens=self._tokens,
-            busy_s=busy_s,
-            paused_s=paused_s,
-            version=self._version,
-        )
 
     async def close(self) -> None:
         """End vLLM's processes and remove the files; requests in flight end as aborted."""
@@ -211,16 +138,14 @@ class VLLMEngine:
     def _start(self) -> None:
         settings = self._settings
         files = StateFiles(settings.model_path, getattr(torch, settings.dtype), Path(settings.weights_folder))
-        try:
+        with ExitStack() as undo:
+            undo.callback(files.close)
             llm = self._make(settings, self._cache_use)
-        except BaseException:
-            files.close()
-            raise
-        if self._closed:
-            # Nobody waits any more: the thread outlived a cancelled start.
-            llm.shutdown()
-            files.close()
-            return
+            if self._closed:
+                # Nobody waits any more: the thread outlived a cancelled start.
+                llm.shutdown()
+                return
+            undo.pop_all()
         self._files, self._llm = files, llm
 
     async def _ask(self, request: Request, answer: Answer, flight: Flight) -> AsyncGenerator[Chunk | Result, None]:
@@ -280,6 +205,17 @@ class VLLMEngine:
         if flight in self._rounds and not self._running.errored:
             await self._running.abort(self._rounds[flight].name)
 
+    async def _ready_files(self) -> StateFiles:
+        """Wait for vLLM's start: the first update comes before it."""
+        with anyio.move_on_after(_START_TIMEOUT_S):
+            await self._started.wait()
+        if self._files is None:
+            raise VersionError(f"vLLM has not started within {_START_TIMEOUT_S:g} s, and takes no weights")
+        return self._files
+
+    def _cache_used(self) -> float:
+        return self._cache_use.share
+
     async def _swap(self, version: int, file: Path, cache: Cache) -> float:
         """Swap the weights between two tokens; return for how many seconds none was made."""
         llm, files = self._running, self._files
@@ -293,13 +229,16 @@ class VLLMEngine:
                     await self._empty_cache()
                 loader = FileLoader(llm, Path(self._settings.model_path), _CALL_TIMEOUT_S)
                 await swap(loader, version, file, files.served)
+                files.serve(file)
                 self._version = version
                 for flight, current in list(self._rounds.items()):
                     if not current.began:
                         current.again = True
                         await self._end_round(flight)
-            except GenerationError as error:
-                self._broken = error
+            except AsyncRLError as error:
+                files.remove(file)
+                if isinstance(error, GenerationError):
+                    self._broken = error
                 raise
             finally:
                 if self._broken is None:
