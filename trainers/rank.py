@@ -5,6 +5,7 @@ Invariant: after every update all ranks hold equal weights, since all apply the 
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,55 +27,56 @@ from asyncrl.trainers.reducer import Reducer
 from asyncrl.trainers.siblings import OnlyChild, Siblings
 
 
-class TrainerRank:
-    """One rank. Its methods but `events` are called one at a time by the driver.
+@dataclass(frozen=True, slots=True)
+class RankSettings:
+    """Which of so many ranks it is, and what it reads and steps by.
 
-    `siblings` share its replica and rows; `extras` are further columns, of tensors, which go to the
-    backend with every micro-batch; `peak_flops` is of its device, FLOPs a second.
+    `extras` are further columns, of tensors, which go to the backend with every micro-batch; `peak_flops` is of its
+    device, in FLOPs per second, 0 if not known. A step takes `min_step_s` at least.
     """
+
+    rank: int
+    ranks: int
+    partition: str
+    learning_rate: float
+    min_step_s: float = 0.0
+    fetch_policy: Policy = "auto"
+    extras: tuple[str, ...] = ()
+    peak_flops: float = 0.0
+
+
+class TrainerRank:
+    """One rank. The driver calls its methods one at a time, but for `events`. Its `siblings` share replica and rows."""
 
     def __init__(
         self,
-        rank: int,
-        ranks: int,
+        settings: RankSettings,
         *,
         backend: Backend,
         plane: DataPlane,
-        partition: str,
         reducer: Reducer,
         transport: WeightTransport,
         blocking: Blocking[Any],
-        learning_rate: float,
-        min_step_s: float = 0.0,
         siblings: Siblings | None = None,
-        fetch_policy: Policy = "auto",
-        extras: Sequence[str] = (),
-        peak_flops: float | None = None,
     ) -> None:
-        self.name = f"rank{rank}"
-        self._rank = rank
-        self._ranks = ranks
+        self.name = f"rank{settings.rank}"
+        self._settings = settings
         self._backend = backend
         self._plane = plane
-        self._partition = partition
         self._reducer = reducer
         self._transport = transport
-        self._offload = blocking
-        self._learning_rate = learning_rate
-        self._min_step_s = min_step_s
+        self._blocking = blocking
         self._siblings = siblings or OnlyChild()
-        self._fetch = fetch_for(fetch_policy, plane, partition, siblings=self._siblings)
-        self._extras = tuple(extras)
-        self._peak_flops = peak_flops or 0.0
+        self._fetch = fetch_for(settings.fetch_policy, plane, settings.partition, siblings=self._siblings)
         self._outbox = Outbox()
 
     async def train(self, work: TrainWork) -> RankResult:
         """Run the plan, update by update; returns sums over this rank's trained tokens."""
         sums, norms = StepSums(), []
         seconds = waited_s = 0.0
-        done_at = anyio.current_time() + self._min_step_s
+        done_at = anyio.current_time() + self._settings.min_step_s
         micro_batches = iter(work.micro_batches)
-        columns = (*COLUMNS, *work.columns, *self._extras)
+        columns = (*COLUMNS, *work.columns, *self._settings.extras)
         async with feed(self._fetch, work.micro_batches, columns=columns) as fed:
             for update in work.parts:
                 for _ in range(update.micro_batches):
@@ -82,10 +84,10 @@ class TrainerRank:
                     values = await fed.receive()
                     started = time.perf_counter()
                     rows = rows_of(work, next(micro_batches), values)
-                    sums.add(await self._offload(partial(self._backend.accumulate, rows, update.tokens)))
+                    sums.add(await self._blocking(partial(self._backend.accumulate, rows, update.tokens)))
                     waited_s += started - asked
                     seconds += time.perf_counter() - started
-                norms.append(await self._update(self._learning_rate))
+                norms.append(await self._update(self._settings.learning_rate))
         await anyio.sleep(max(0.0, done_at - anyio.current_time()))
         return RankResult(
             loss=sums.loss / len(norms),
@@ -100,7 +102,7 @@ class TrainerRank:
             used_weight_sum=sums.used_weight,
             truncated=sums.truncated,
             reference_kl_sum=sums.reference_kl,
-            peak_flops=self._peak_flops,
+            peak_flops=self._settings.peak_flops,
         )
 
     async def logprobs(self, work: ForwardWork) -> dict[str, tuple[float, float]]:
@@ -110,7 +112,7 @@ class TrainerRank:
         for the reference, which is not compared.
         """
         reference = work.reference
-        columns = (*((TOKENS,) if reference else COLUMNS), *self._extras)
+        columns = (*((TOKENS,) if reference else COLUMNS), *self._settings.extras)
         found: dict[str, torch.Tensor] = {}
         gaps: dict[str, tuple[float, float]] = {}
         async with feed(self._fetch, work.micro_batches, columns=columns) as fed:
@@ -118,7 +120,7 @@ class TrainerRank:
                 rows = rows_of(work, batch, await fed.receive())
                 if batch.filler:
                     continue
-                logprobs = await self._offload(partial(self._backend.logprobs, rows, reference=reference))
+                logprobs = await self._blocking(partial(self._backend.logprobs, rows, reference=reference))
                 found.update(zip(batch.keys, logprobs, strict=True))
                 if not reference:
                     gaps.update(zip(batch.keys, map(_gap, logprobs, rows.logprobs, rows.withheld), strict=True))
@@ -129,7 +131,7 @@ class TrainerRank:
     async def _write_back(self, column: str, values: dict[str, torch.Tensor]) -> None:
         """Write a column by key. The one leader of the siblings writes, always, whoever fetched the rows."""
         if values and self._siblings.index == 0:
-            await self._plane.write(self._partition, column, values, writer=self.name)
+            await self._plane.write(self._settings.partition, column, values, writer=self.name)
 
     async def warm_up(
         self, examples: Sequence[tuple[list[int], int]], *, steps: int, batch: int, learning_rate: float
@@ -139,12 +141,12 @@ class TrainerRank:
         for step in range(steps):
             chosen = [examples[(step * batch + i) % len(examples)] for i in range(batch)]
             total = sum(len(ids) - prompt for ids, prompt in chosen)
-            mine = chosen[self._rank :: self._ranks]
+            mine = chosen[self._settings.rank :: self._settings.ranks]
             part = 0.0
             if mine:
                 tokens = [torch.tensor(ids) for ids, _ in mine]
                 prompts = [prompt for _, prompt in mine]
-                part = await self._offload(partial(self._backend.accumulate_supervised, tokens, prompts, total))
+                part = await self._blocking(partial(self._backend.accumulate_supervised, tokens, prompts, total))
             loss = float(await self._reducer.sum(torch.tensor(part, dtype=torch.float64)))
             await self._update(learning_rate)
         self._backend.reset_optimizer()
@@ -153,19 +155,19 @@ class TrainerRank:
 
     async def weights(self) -> Any:
         """Return a handle on the weights as they are now."""
-        return await self._offload(lambda: self._transport.send(self._backend.state()))
+        return await self._blocking(lambda: self._transport.send(self._backend.state()))
 
     async def digest(self) -> dict[str, int]:
         """Return sums over the weights as they are now, by which ranks are compared."""
-        return await self._offload(lambda: digest(self._backend.state()))  # type: ignore[no-any-return]
+        return await self._blocking(lambda: digest(self._backend.state()))  # type: ignore[no-any-return]
 
     async def events(self, after_seq: int, wait_s: float) -> list[Numbered]:
         """Answer the supervisor's long poll; a rank reports nothing but that it lives."""
         return await self._outbox.after(after_seq, wait_s)
 
     async def _update(self, learning_rate: float) -> float:
-        gradients = await self._reducer.sum(await self._offload(self._backend.gradients))
-        return float(await self._offload(lambda: self._backend.apply(gradients, learning_rate=learning_rate)))
+        gradients = await self._reducer.sum(await self._blocking(self._backend.gradients))
+        return float(await self._blocking(lambda: self._backend.apply(gradients, learning_rate=learning_rate)))
 
 
 def rows_of(work: Work, batch: MicroBatch, values: Values) -> Rows:

@@ -163,7 +163,7 @@ def read_events(path: Path) -> Iterator[AnyEvent]:
     """Yield the events of a run folder, or of one file of its log, of this or any older schema.
 
     A torn last line is ignored. TraceError, with file and line, for any other bad line, a segment that breaks off,
-    or a newer schema. FileNotFoundError if there is no log.
+    or a newer schema. FileNotFoundError if the log does not exist.
     """
     for _, event in located_events(path):
         yield event

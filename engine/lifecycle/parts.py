@@ -38,12 +38,11 @@ from asyncrl.engine.weights.base import WeightTransport
 from asyncrl.filters import build_chain
 from asyncrl.filters.taggers import Tagger
 from asyncrl.trainers.backends.alike import Alike
-from asyncrl.trainers.backends.torch_backend import TorchBackend
+from asyncrl.trainers.backends.torch_backend import TorchBackend, TorchSettings
 from asyncrl.trainers.cost.model import CostModel
 from asyncrl.trainers.cost.peak import peak_flops
 from asyncrl.trainers.extras import check_takes
-from asyncrl.trainers.loss.objective import Clip
-from asyncrl.trainers.rank import TrainerRank
+from asyncrl.trainers.rank import RankSettings, TrainerRank
 from asyncrl.trainers.reducer import Reducer
 
 log = structlog.get_logger()
@@ -302,21 +301,7 @@ def _device_name(model: Any) -> str:
 
 def torch_backend(config: RunConfig, model: Any, *, pad_id: int, dtype: torch.dtype) -> TorchBackend:
     """Return the run's backend around a model, which computes in `dtype`."""
-    trainer = config.trainer
-    return TorchBackend(
-        model,
-        pad_id=pad_id,
-        temperature=config.rollout.temperature,
-        clip=Clip(trainer.clip_low, trainer.clip_high, trainer.dual_clip),
-        betas=(trainer.beta1, trainer.beta2),
-        weight_decay=trainer.weight_decay,
-        max_grad_norm=trainer.max_grad_norm,
-        packed=trainer.packed,
-        importance_cap=trainer.importance_cap,
-        reference_kl=trainer.reference_kl,
-        align=trainer.align,
-        compute_dtype=dtype,
-    )
+    return TorchBackend(model, TorchSettings.of(config), pad_id=pad_id, compute_dtype=dtype)
 
 
 def build_rank(
@@ -339,18 +324,14 @@ def build_rank(
     backend = torch_backend(config, model, pad_id=run_tokenizer(config).pad_id, dtype=dtype)
     if alike is not None:
         alike.check(backend, packed=trainer.packed, align=trainer.align, dtype=dtype)
-    return TrainerRank(
-        rank,
-        trainer.ranks,
-        backend=backend,
-        plane=plane,
+    settings = RankSettings(
+        rank=rank,
+        ranks=trainer.ranks,
         partition=PARTITION,
-        reducer=reducer,
-        transport=transport,
-        blocking=blocking,
         learning_rate=trainer.learning_rate,
         min_step_s=trainer.min_step_s,
         fetch_policy=trainer.fetch_policy,
-        extras=extras,
-        peak_flops=peak_flops(_device_name(model), configured=trainer.peak_flops),
+        extras=tuple(extras),
+        peak_flops=peak_flops(_device_name(model), configured=trainer.peak_flops) or 0.0,
     )
+    return TrainerRank(settings, backend=backend, plane=plane, reducer=reducer, transport=transport, blocking=blocking)

@@ -38,7 +38,7 @@ class Handover:
         self._changed.notify()
 
     async def next(self) -> Batch | None:
-        """Take the next batch; None once there are no more."""
+        """Take the next batch; None after the last one."""
         await self._changed.wait_until(lambda: self._batch is not None or self._closed)
         batch, self._batch = self._batch, None
         if batch is not None:

@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
@@ -42,7 +43,7 @@ class SampleWork(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Work(ABC):
     """One rank's part of a stage's plan: micro-batches, and by key the samples in them.
 
     `total_tokens` is the number of trained tokens over all ranks. `pad_to` is the step's one forward length, in
@@ -56,8 +57,9 @@ class Work:
     pad_to: int = 0
 
     @property
+    @abstractmethod
     def stage(self) -> Stage:
-        raise NotImplementedError
+        """The name of the stage."""
 
     @property
     def digests(self) -> dict[str, int]:
@@ -85,9 +87,9 @@ class Work:
             for key, one in sorted(self.samples.items())
         }
 
+    @abstractmethod
     def _own_parts(self) -> tuple[Sequence[int], str]:
         """Return what the kind of work adds to the digests of counts and of columns."""
-        raise NotImplementedError
 
     def __reduce__(self) -> Any:
         # Samples travel as columns in the order of their keys in the micro-batches: as records they took a third

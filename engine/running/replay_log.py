@@ -21,7 +21,7 @@ def replay(run: str | PathLike[str], *, filters: Sequence[BaseRolloutFilter] = (
 
     `run` is a run's folder, or one file of its log. `filters` are new objects for those that the run was given,
     in order; one whose class can be imported and takes no parameters may be left out. A log that breaks off is
-    compared as far as it goes. TraceError if there is no log, or it cannot be read; ConfigError for filters that
+    compared as far as it goes. TraceError if the log cannot be read; ConfigError for filters that
     are not the run's.
     """
     objects = check_objects(filters)

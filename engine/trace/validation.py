@@ -15,7 +15,7 @@ from asyncrl.engine.trace.untyped import check_untyped
 def problems(path: Path) -> Iterator[str]:
     """Yield the problems of a log: in its lines, then in the lives of its groups, then at its end.
 
-    A line that cannot be decoded is the last problem. FileNotFoundError if there is no log.
+    A line that cannot be decoded is the last problem. FileNotFoundError if the log does not exist.
     """
     checks = _Checks()
     try:

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from asyncrl.trainers.backends.base import Rows
-from asyncrl.trainers.backends.torch_backend import TorchBackend
+from asyncrl.trainers.backends.torch_backend import TorchBackend, TorchSettings
 from asyncrl.trainers.loss.objective import Clip
 
 LENGTHS = (90, 3, 257, 64, 1024, 31)
@@ -31,18 +31,9 @@ def llama() -> Any:
 
 
 def backend(model: Any, *, packed: bool, compute_dtype: torch.dtype | None = None, align: int = 1) -> TorchBackend:
-    return TorchBackend(
-        model,
-        pad_id=0,
-        temperature=1.0,
-        clip=Clip(low=0.2, high=0.3, dual=3.0),
-        betas=(0.9, 0.95),
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        packed=packed,
-        compute_dtype=compute_dtype,
-        align=align,
-    )
+    clip = Clip(low=0.2, high=0.3, dual=3.0)
+    settings = TorchSettings(1.0, clip, (0.9, 0.95), 0.0, 1.0, packed=packed, align=align)
+    return TorchBackend(model, settings, pad_id=0, compute_dtype=compute_dtype)
 
 
 def rows(logprobs: list[torch.Tensor]) -> Rows:

@@ -241,7 +241,7 @@ def test_a_judge_that_never_works_ends_the_run(train: Train, tmp_path: Path) -> 
 
 
 def test_a_run_that_trains_nothing_is_no_success(train: Train, tmp_path: Path) -> None:
-    """J2: batches without survivors are no steps; exit code 1, never `complete` with 0 steps."""
+    """J2: a batch without survivors is not a step; exit code 1, never `complete` with 0 steps."""
     chain = "filters=[{name: dynamic_sampling, low: 2.0, max_attempts: 1, on_exhausted: train_partial}]"
     done = train("--set", "run.batches=2", "--set", chain)
     assert done.returncode == 1

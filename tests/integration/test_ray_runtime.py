@@ -39,7 +39,14 @@ class Run:
         self.directory = folder / "run"
         command = [COMMAND, "train", "--run-dir", "run", *arguments]
         self.process = subprocess.Popen(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            command,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            # Under `nohup` the tests ignore SIGHUP, and so would the run.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509
         )
         self.children: list[psutil.Process] = []
 

@@ -3,10 +3,12 @@
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from asyncrl.configs import RunConfig
 from asyncrl.engine.data_plane.codec import pad_rows
 from asyncrl.engine.model.causal_lm import token_logprobs
 from asyncrl.engine.weights.base import State
@@ -15,54 +17,67 @@ from asyncrl.trainers.backends.packing import Packing, has_varlen, has_windows, 
 from asyncrl.trainers.loss.objective import Clip, Proximal, Reference, policy_loss_sums
 
 
+@dataclass(frozen=True, slots=True)
+class TorchSettings:
+    """How a backend computes log-probabilities, the loss and its updates.
+
+    With a `reference_kl` over 0 a frozen copy of the model is kept, and the loss adds that times the divergence from
+    it. Importance weights of a proximal policy are truncated at `importance_cap`. Each sample takes a multiple of
+    `align` positions of its row.
+    """
+
+    temperature: float
+    clip: Clip
+    betas: tuple[float, float]
+    weight_decay: float
+    max_grad_norm: float
+    packed: bool = False
+    importance_cap: float = 2.0
+    reference_kl: float = 0.0
+    align: int = 1
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "TorchSettings":
+        """Take what a run's configuration says."""
+        trainer = config.trainer
+        return cls(
+            temperature=config.rollout.temperature,
+            clip=Clip(trainer.clip_low, trainer.clip_high, trainer.dual_clip),
+            betas=(trainer.beta1, trainer.beta2),
+            weight_decay=trainer.weight_decay,
+            max_grad_norm=trainer.max_grad_norm,
+            packed=trainer.packed,
+            importance_cap=trainer.importance_cap,
+            reference_kl=trainer.reference_kl,
+            align=trainer.align,
+        )
+
+
 class TorchBackend:
     """`temperature` is the sampling temperature, so that the ratio of an unchanged policy is 1.
 
-    With a `reference_kl` over 0 a frozen copy of the model is kept, and the loss adds that times the
-    divergence from it. Importance weights of a proximal policy are truncated at `importance_cap`.
-    Each sample takes a multiple of `align` positions of its row. Models compute in `compute_dtype`
+    Models compute in `compute_dtype`
     (default: the weights' own) under autocast: weights, gradients and moments keep their type.
     """
 
     def __init__(
-        self,
-        model: Any,
-        *,
-        pad_id: int,
-        temperature: float,
-        clip: Clip,
-        betas: tuple[float, float],
-        weight_decay: float,
-        max_grad_norm: float,
-        packed: bool = False,
-        importance_cap: float = 2.0,
-        reference_kl: float = 0.0,
-        align: int = 1,
-        compute_dtype: torch.dtype | None = None,
+        self, model: Any, settings: TorchSettings, *, pad_id: int, compute_dtype: torch.dtype | None = None
     ) -> None:
         self._model = model
+        self._settings = settings
         self._pad_id = pad_id
-        self._temperature = temperature
-        self._clip = clip
-        self._betas = betas
-        self._weight_decay = weight_decay
-        self._max_grad_norm = max_grad_norm
-        self._packed = packed
-        self._importance_cap = importance_cap
-        self._reference_kl = reference_kl
-        self._align = align
         self._reference: Any = None
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = self._parameters[0].device
         self._dtype = compute_dtype or self._parameters[0].dtype
-        self._windows = packed and has_windows(model)
-        if packed and has_varlen(self._device, self._dtype):
+        self._windows = settings.packed and has_windows(model)
+        if settings.packed and has_varlen(self._device, self._dtype):
             use_varlen(model)
         self.reset_optimizer()
         self.freeze_reference()
 
     def freeze_reference(self) -> None:
-        if not self._reference_kl:
+        if not self._settings.reference_kl:
             return
         if self._reference is None:
             self._reference = copy.deepcopy(self._model).requires_grad_(requires_grad=False)
@@ -70,7 +85,7 @@ class TorchBackend:
 
     def reset_optimizer(self) -> None:
         self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=0.0, betas=self._betas, weight_decay=self._weight_decay
+            self._parameters, lr=0.0, betas=self._settings.betas, weight_decay=self._settings.weight_decay
         )
 
     def accumulate(self, rows: Rows, total_tokens: int) -> StepSums:
@@ -84,16 +99,16 @@ class TorchBackend:
 
         proximal, reference = None, None
         if rows.proximal_logprobs is not None:
-            proximal = Proximal(placed(rows.proximal_logprobs), self._importance_cap)
-        if self._reference_kl and rows.reference_logprobs is not None:
+            proximal = Proximal(placed(rows.proximal_logprobs), self._settings.importance_cap)
+        if self._settings.reference_kl and rows.reference_logprobs is not None:
             scales = placed(rows.scales or [1.0] * len(rows.tokens))
-            reference = Reference(placed(rows.reference_logprobs), scales, self._reference_kl)
+            reference = Reference(placed(rows.reference_logprobs), scales, self._settings.reference_kl)
         sums = policy_loss_sums(
             logprobs,
             placed(rows.logprobs),
             placed(rows.advantages),
             self._moved(mask),
-            self._clip,
+            self._settings.clip,
             proximal=proximal,
             reference=reference,
         )
@@ -134,7 +149,7 @@ class TorchBackend:
         norm = float(torch.linalg.vector_norm(gradients, dtype=torch.float64))
         if not torch.isfinite(torch.tensor(norm)):
             raise FloatingPointError(f"the gradient's norm is {norm}; the weights were left as they are")
-        scale = min(1.0, self._max_grad_norm / (norm + 1e-6))
+        scale = min(1.0, self._settings.max_grad_norm / (norm + 1e-6))
         at = 0
         for parameter in self._parameters:
             part = gradients[at : at + parameter.numel()]
@@ -169,7 +184,7 @@ class TorchBackend:
         """
         model = self._reference if reference else self._model
         more = {name: self._moved(torch.cat(list(values))) for name, values in (extras or {}).items()}
-        if self._packed:
+        if self._settings.packed:
             return pad_rows(self._packed_logprobs(model, tokens, pad_to, more))
         length = pad_to or self._aligned(max(row.shape[0] for row in tokens))
         ids = self._moved(pad_rows([row.long() for row in tokens], self._pad_id, length))
@@ -177,7 +192,7 @@ class TorchBackend:
         attention = (torch.arange(ids.shape[1], device=self._device) < lengths.unsqueeze(1)).long()
         with self._precision():
             logits = model(input_ids=ids, attention_mask=attention, use_cache=False, **more).logits
-        return token_logprobs(logits[:, :-1], ids[:, 1:], self._temperature)
+        return token_logprobs(logits[:, :-1], ids[:, 1:], self._settings.temperature)
 
     def _packed_logprobs(
         self, model: Any, tokens: Sequence[torch.Tensor], pad_to: int, more: Mapping[str, torch.Tensor]
@@ -199,7 +214,7 @@ class TorchBackend:
         with self._precision():
             logits = model(input_ids=ids.unsqueeze(0), use_cache=False, **arguments, **more).logits[0]
         parts = zip(packing.split(logits), packing.split(ids), strict=True)
-        return [token_logprobs(out[:-1], row[1:], self._temperature) for out, row in parts][: len(tokens)]
+        return [token_logprobs(out[:-1], row[1:], self._settings.temperature) for out, row in parts][: len(tokens)]
 
     def _precision(self) -> AbstractContextManager[Any]:
         """Return the context of a forward pass."""
@@ -214,7 +229,7 @@ class TorchBackend:
         return values.to(self._device)
 
     def _aligned(self, tokens: int) -> int:
-        return -(-tokens // self._align) * self._align
+        return -(-tokens // self._settings.align) * self._settings.align
 
     def _filled(self, row: torch.Tensor, length: int) -> torch.Tensor:
         return torch.nn.functional.pad(row, (0, length - row.shape[0]), value=self._pad_id)

@@ -20,11 +20,11 @@ from asyncrl.engine.records.work import SampleWork, TrainWork
 from asyncrl.engine.simulate.virtual_loop import in_place_scorer
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
 from asyncrl.engine.weights.base import InProcess
-from asyncrl.trainers.backends.torch_backend import TorchBackend
+from asyncrl.trainers.backends.torch_backend import TorchBackend, TorchSettings
 from asyncrl.trainers.extras import extras_of
 from asyncrl.trainers.fan_out import plan_batch
 from asyncrl.trainers.loss.objective import Clip
-from asyncrl.trainers.rank import TrainerRank
+from asyncrl.trainers.rank import RankSettings, TrainerRank
 from asyncrl.trainers.reducer import Meeting
 
 FEATURES = "features"
@@ -139,27 +139,14 @@ async def _train(
     assert extras == [FEATURES]
 
     async def train(rank: int) -> None:
-        backend = TorchBackend(
-            models[rank],
-            pad_id=0,
-            temperature=1.0,
-            clip=Clip(low=0.2, high=0.2, dual=3.0),
-            betas=(0.9, 0.95),
-            weight_decay=0.0,
-            max_grad_norm=1.0,
-            packed=True,
-        )
+        settings = TorchSettings(1.0, Clip(low=0.2, high=0.2, dual=3.0), (0.9, 0.95), 0.0, 1.0, packed=True)
         member = TrainerRank(
-            rank,
-            RANKS,
-            backend=backend,
+            RankSettings(rank, RANKS, partition, learning_rate=0.0, extras=tuple(extras)),
+            backend=TorchBackend(models[rank], settings, pad_id=0),
             plane=plane,
-            partition=partition,
             reducer=meeting.member(rank),
             transport=InProcess(),
             blocking=in_place,
-            learning_rate=0.0,
-            extras=extras,
         )
         samples = {key: SampleWork(key, 2, tokens - 2, 1.0) for key, tokens in lengths.items()}
         work = TrainWork(1, plan.ranks[rank], samples, total_tokens=50)

@@ -16,7 +16,7 @@ from asyncrl.engine.model.causal_lm import build_model
 from asyncrl.engine.model.tokenizer import CharTokenizer, load_tokenizer
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.trainers.backends.base import Rows
-from asyncrl.trainers.backends.torch_backend import TorchBackend
+from asyncrl.trainers.backends.torch_backend import TorchBackend, TorchSettings
 from asyncrl.trainers.loss.objective import Clip
 
 
@@ -40,15 +40,8 @@ def test_a_checkpoint_generates_and_trains_on_policy(checkpoint: Path, running: 
     model = build_run_model(config)
     tokenizer = load_tokenizer(config.model.path)
     assert next(model.parameters()).dtype == torch.float32
-    backend = TorchBackend(
-        build_run_model(config),
-        pad_id=tokenizer.pad_id,
-        temperature=1.0,
-        clip=Clip(0.2, 0.2, 3.0),
-        betas=(0.9, 0.95),
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-    )
+    settings = TorchSettings(1.0, Clip(0.2, 0.2, 3.0), (0.9, 0.95), 0.0, 1.0)
+    backend = TorchBackend(build_run_model(config), settings, pad_id=tokenizer.pad_id)
 
     async def main() -> None:
         async with running(model) as generator:

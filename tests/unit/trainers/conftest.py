@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,10 +27,10 @@ from asyncrl.engine.records.keys import sample_keys
 from asyncrl.engine.records.work import ForwardWork, RankResult, SampleWork, TrainWork
 from asyncrl.engine.testing.simulation import simulated_config
 from asyncrl.engine.weights.base import InProcess
-from asyncrl.trainers.backends.torch_backend import TorchBackend
+from asyncrl.trainers.backends.torch_backend import TorchBackend, TorchSettings
 from asyncrl.trainers.fan_out import plan_batch
 from asyncrl.trainers.loss.objective import MAX_LOG_RATIO, Clip
-from asyncrl.trainers.rank import TrainerRank
+from asyncrl.trainers.rank import RankSettings, TrainerRank
 from asyncrl.trainers.reducer import Meeting, Reducer
 
 CLIP = Clip(low=0.2, high=0.3, dual=3.0)
@@ -106,15 +106,9 @@ def response_logprobs(model: Any, sample: Sample, temperature: float = 1.0) -> t
 
 
 def backend_of(model: Any, **changes: Any) -> TorchBackend:
-    settings: dict[str, Any] = {
-        "pad_id": 0,
-        "temperature": 1.0,
-        "clip": CLIP,
-        "betas": (0.9, 0.95),
-        "weight_decay": 0.0,
-        "max_grad_norm": 1.0,
-    }
-    return TorchBackend(model, **{**settings, **changes})
+    compute_dtype = changes.pop("compute_dtype", None)
+    settings = replace(TorchSettings(1.0, CLIP, (0.9, 0.95), 0.0, 1.0), **changes)
+    return TorchBackend(model, settings, pad_id=0, compute_dtype=compute_dtype)
 
 
 def sample_work(key: str, sample: Sample) -> SampleWork:
@@ -147,15 +141,12 @@ def train_samples(
         models = [copy.deepcopy(model) for _ in range(ranks)]
         members = [
             TrainerRank(
-                rank,
-                ranks,
+                RankSettings(rank, ranks, "train", learning_rate=1e-3),
                 backend=backend_of(models[rank], temperature=temperature),
                 plane=plane,
-                partition="train",
                 reducer=reducers[rank],
                 transport=InProcess(),
                 blocking=in_place,
-                learning_rate=1e-3,
             )
             for rank in range(ranks)
         ]
@@ -288,15 +279,12 @@ def train_batch(
                     parameter.add_(drift)
             members.append(
                 ListeningRank(
-                    rank,
-                    options.ranks,
+                    RankSettings(rank, options.ranks, "train", learning_rate=options.learning_rate),
                     backend=backend,
                     plane=plane,
-                    partition="train",
                     reducer=meeting.member(rank),
                     transport=InProcess(),
                     blocking=in_place,
-                    learning_rate=options.learning_rate,
                 )
             )
         stages = Stages(config, ranks=members, cost=None)

@@ -10,7 +10,7 @@ import torch
 from asyncrl.configs import load
 from asyncrl.engine.model.causal_lm import build_model
 from asyncrl.trainers.backends.base import Rows
-from asyncrl.trainers.backends.torch_backend import TorchBackend
+from asyncrl.trainers.backends.torch_backend import TorchBackend, TorchSettings
 from asyncrl.trainers.loss.normalisation import Normalisation, token_scales
 from asyncrl.trainers.loss.objective import Clip
 
@@ -32,16 +32,8 @@ def test_a_sample_without_trained_tokens_counts_nothing() -> None:
 
 
 def _backend(packed: bool, model: Any) -> TorchBackend:
-    return TorchBackend(
-        copy.deepcopy(model),
-        pad_id=0,
-        temperature=0.7,
-        clip=Clip(0.2, 0.3, 3.0),
-        betas=(0.9, 0.95),
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        packed=packed,
-    )
+    settings = TorchSettings(0.7, Clip(0.2, 0.3, 3.0), (0.9, 0.95), 0.0, 1.0, packed=packed)
+    return TorchBackend(copy.deepcopy(model), settings, pad_id=0)
 
 
 def _rows(lengths: list[tuple[int, int]], *, filler: bool = False) -> Rows:

@@ -21,7 +21,7 @@ from asyncrl.engine.records import MicroBatch, Plan
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.trainers.backends.torch_backend import TorchBackend
 from asyncrl.trainers.loss.objective import Clip
-from asyncrl.trainers.rank import TrainerRank
+from asyncrl.trainers.rank import RankSettings, TrainerRank
 from asyncrl.trainers.reducer import Alone, Meeting
 
 CLIP = Clip(low=0.2, high=0.3, dual=3.0)
@@ -244,15 +244,12 @@ def warm(model: Any, make_backend: Any, *, ranks: int, batch: int, steps: int = 
 
         async def one(rank: int) -> None:
             member = TrainerRank(
-                rank,
-                ranks,
+                RankSettings(rank, ranks, "train", learning_rate=1.0),
                 backend=backends[rank],
                 plane=None,  # type: ignore[arg-type]
-                partition="train",
                 reducer=Alone() if ranks == 1 else meeting.member(rank),
                 transport=InProcess(),
                 blocking=in_place,
-                learning_rate=1.0,
             )
             losses[rank] = await member.warm_up(examples, steps=steps, batch=batch, learning_rate=0.01)
 

@@ -22,7 +22,7 @@ from asyncrl.engine.weights.base import InProcess
 from asyncrl.trainers.backends.base import Rows
 from asyncrl.trainers.extras import extras_of
 from asyncrl.trainers.fetch import Policy
-from asyncrl.trainers.rank import TrainerRank
+from asyncrl.trainers.rank import RankSettings, TrainerRank
 from asyncrl.trainers.reducer import Alone
 
 KEYS = sample_keys(0, 0, 2)
@@ -91,20 +91,15 @@ async def build(backend: Any, *, siblings: Any = None, policy: Policy = "indepen
             rows.append(given)
             return logprobs(plain(given), reference=reference)
 
+    extras = tuple(extras_of(await plane.partition("train")))
     rank = TrainerRank(
-        0,
-        1,
+        RankSettings(0, 1, "train", learning_rate=1e-3, min_step_s=min_step_s, fetch_policy=policy, extras=extras),
         backend=Listening(),
         plane=plane,
-        partition="train",
         reducer=Alone(),
         transport=InProcess(),
         blocking=in_place,
-        learning_rate=1e-3,
         siblings=siblings,
-        fetch_policy=policy,
-        extras=extras_of(await plane.partition("train")),
-        min_step_s=min_step_s,
     )
     return Scene(plane, rank, rows)
 

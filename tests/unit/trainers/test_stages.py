@@ -11,7 +11,7 @@ import torch
 
 from asyncrl.engine.records.columns import REFERENCE_LOGPROBS, TRAINER_LOGPROBS
 from asyncrl.trainers.backends.base import Rows, StepSums
-from asyncrl.trainers.backends.torch_backend import TorchBackend
+from asyncrl.trainers.backends.torch_backend import TorchBackend, TorchSettings
 from asyncrl.trainers.loss.objective import Clip
 
 CLIP = Clip(low=0.2, high=0.3, dual=3.0)
@@ -186,8 +186,8 @@ def test_results_come_back_by_key_and_in_the_order_of_the_caller(
     ]
 
     def make(model: Any, **options: Any) -> Numbering:
-        common: dict[str, Any] = {"pad_id": 0, "temperature": 1.0, "clip": CLIP, "betas": (0.9, 0.95)}
-        return Numbering(model, **common, weight_decay=0.0, max_grad_norm=1.0, **options)
+        settings = TorchSettings(1.0, CLIP, (0.9, 0.95), 0.0, 1.0, **options)
+        return Numbering(model, settings, pad_id=0)
 
     outcome = run_batch(
         causal_mean,
