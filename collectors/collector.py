@@ -197,7 +197,8 @@ class Collector:
         try:
             rolled = await self._attempt(granted)
             if isinstance(rolled, GroupFailure):
-                log.warning("group failed", group=grant.group, reason=rolled.reason)
+                if rolled.reason != CANCELLED:  # The controller asked for that, and says why.
+                    log.warning("group failed", group=grant.group, reason=rolled.reason)
                 self._outbox.post(rolled)
             else:
                 group, columns, errors = rolled
