@@ -145,7 +145,7 @@ def native_engine(model: Any, work: Load, options: argparse.Namespace) -> Native
         cache_bytes=options.cache_gb * 10**9,
         burst=options.burst,
         graphs=not options.no_graphs,
-        compiled=options.compiled,
+        compiled=not options.no_compile and next(model.parameters()).is_cuda,
     )
     return NativeEngine(model, settings, blocking=in_thread)
 
@@ -214,7 +214,9 @@ async def measure_native(name: str, work: Load, device: torch.device, options: a
     """Time the engine on a load of its own model; also its pauses under that load."""
     model = build(device, options.dtype)
     async with serving(native_engine(model, work, options)) as engine:
+        began = time.perf_counter()
         await engine.prepare()
+        say(f"{name}: ready to decode in {time.perf_counter() - began:.1f} s")
         await ask(engine, work.requests()[: min(work.rows, GROUP)])
         found = [await native_pass(engine, work, device) for _ in range(options.rounds)]
         pause_ms, world_ms = await pauses(engine, model, work, options.updates)
@@ -299,7 +301,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=0, help="timed passes, of which the best counts: 1, on a GPU 2")
     parser.add_argument("--updates", type=int, default=5)
     parser.add_argument("--no-graphs", action="store_true")
-    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--skip", nargs="*", default=[], help="of a GPU's loads: 512, spread, static")
     options = parser.parse_args()
     cuda = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())

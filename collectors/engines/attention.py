@@ -5,14 +5,20 @@ position, and the type's lowest number where it does not.
 """
 
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from asyncrl.collectors.engines.slot_cache import SlotCache
 from asyncrl.engine.errors import ConfigError
 
 NAME = "asyncrl_slots"
+# A compiled program knows its cache by number: an operation takes tensors and plain values alone.
+_CACHES: WeakValueDictionary[int, SlotCache] = WeakValueDictionary()
+_NUMBERS = count()
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 Masks = torch.Tensor | Mapping[str, torch.Tensor]
 
@@ -29,22 +35,83 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Attend from `query` (B, heads, L, width) to `key`, `value` (B, key heads, T, width); return (B, L, heads, width).
 
-    One token per row takes the heads that share a key as its queries, so that no key is copied for them.
+    A layer of a compiled step attends to its slots, whose newest token `key` and `value` (T = 1) are.
     """
-    rows, heads, length, _width = query.shape
-    shared = heads // key.shape[1]
-    packed = length == 1 and attention_mask is not None
-    if packed:
-        query = query.view(rows, key.shape[1], shared, -1)
-    elif shared > 1:
+    length = query.shape[2]
+    if torch.compiler.is_compiling() and attention_mask is not None:
+        number, layer = module.slot_cache_number, module.layer_idx
+        return slot_attention(query, key, value, attention_mask, number, layer, scaling, softcap), None
+    if length == 1 and attention_mask is not None:
+        return _one_token(query, key, value, attention_mask, scaling, softcap), None
+    shared = query.shape[1] // key.shape[1]
+    if shared > 1:
         key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
-    if softcap is None:
-        out = scaled_dot_product_attention(
-            query, key, value, attn_mask=attention_mask, scale=scaling, is_causal=attention_mask is None and length > 1
-        )
-    else:
-        out = _capped(query, key, value, attention_mask, scaling, softcap)
-    return out.reshape(rows, heads, length, -1).transpose(1, 2).contiguous(), None
+    out = _attention(query, key, value, attention_mask, scaling, softcap)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _one_token(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scaling: float | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Attend from one token per row; the heads that share a key are its queries, so that no key is copied for them."""
+    rows, heads, _length, width = query.shape
+    query = query.view(rows, key.shape[1], heads // key.shape[1], width)
+    # A compiled step's mask is as long as a slot, whatever its window.
+    out = _attention(query, key, value, mask[..., : key.shape[2]], scaling, softcap)
+    return out.reshape(rows, 1, heads, -1)
+
+
+def _in_slots(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    number: int,
+    layer: int,
+    scaling: float | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Write one token per row to cache `number`, and attend from it to its slot; return (rows, 1, heads, width)."""
+    keys, values = _CACHES[number].append(layer, key, value)
+    return _one_token(query, keys, values, mask, scaling, softcap)
+
+
+slot_attention = torch.library.custom_op("asyncrl::slot_attention", _in_slots, mutates_args=())
+"""`_in_slots` as one operation that torch.compile does not look into: one program then serves every window, while the
+cache, which the program does not see, is written and read in the order of the layers."""
+
+
+@slot_attention.register_fake
+def _shape(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    number: int,
+    layer: int,
+    scaling: float | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    return query.new_empty(query.shape[0], 1, query.shape[1], value.shape[3])
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    if softcap is not None:
+        return _capped(query, key, value, mask, scaling, softcap)
+    causal = mask is None and query.shape[2] > 1
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, is_causal=causal)
 
 
 def _capped(
@@ -69,6 +136,15 @@ def use_slots(model: Any) -> None:
 
     AttentionInterface.register(NAME, attend)
     model.set_attn_implementation(NAME)
+
+
+def decode_in(model: Any, cache: SlotCache) -> None:
+    """Have the layers of a model's compiled steps attend to the slots of `cache`."""
+    number = next(_NUMBERS)
+    _CACHES[number] = cache
+    for module in model.modules():
+        if hasattr(module, "layer_idx"):
+            module.slot_cache_number = number
 
 
 def causal_mask(length: int, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

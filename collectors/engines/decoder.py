@@ -4,13 +4,14 @@ Calls come one at a time, from whatever thread. On a GPU none of them waits for 
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from asyncrl.collectors.engines.attention import MaskPlan, use_slots
+from asyncrl.collectors.engines.attention import MaskPlan, decode_in, use_slots
+from asyncrl.collectors.engines.fused import FusedModel
 from asyncrl.collectors.engines.graphs import Step, StepGraphs
 from asyncrl.collectors.engines.rows import Rows, Seat
 from asyncrl.collectors.engines.sampler import keep, sample
@@ -23,12 +24,9 @@ _ALIGN = 8
 _PLAIN_WINDOW = 64
 """A step sees the cache up to a multiple of so many positions."""
 _FIRST_GRAPH_WINDOW = 128
-"""With graphs, or compiled, one per window: so many positions, and then twice as many each."""
+"""With graphs, one per window: so many positions, and then twice as many each."""
 _FEWER_ROWS = 4
 """With graphs, one per number of rows: all slots, and each time so many times fewer."""
-
-_MOST_PROGRAMS = 64
-"""How often torch.compile may compile a step; beyond it would run it uncompiled."""
 
 
 class Burst:
@@ -52,9 +50,9 @@ class Burst:
 
 
 class Decoder:
-    """`slots` sequences of at most `length` tokens; the slots in use are the first ones."""
+    """`slots` sequences of at most `length` tokens; the slots in use are the first ones. `fuse` compiles a model."""
 
-    def __init__(self, model: Any, settings: NativeSettings) -> None:
+    def __init__(self, model: Any, settings: NativeSettings, *, fuse: Callable[[Any], Any] = FusedModel) -> None:
         parameter = next(model.parameters())
         self._model = model
         self._device, self._dtype = parameter.device, parameter.dtype
@@ -79,10 +77,11 @@ class Decoder:
             self._columns = torch.arange(self.length, device=self._device)
             self._chosen = torch.zeros(self.slots, dtype=torch.int64, device=self._device)
             self._logprobs = torch.zeros(self.slots, device=self._device)
+        decode_in(model, self._cache)
+        # The model alone: Inductor cannot compile the sampler's sum over a large vocabulary (torch 2.11).
+        self._fused = fuse(model) if settings.compiled else None
         self._graphed = settings.graphs and self._device.type == "cuda"
-        self._compiled = settings.compiled
-        step = _compiled(self._step) if self._compiled else self._step
-        self._run_step = StepGraphs(step, self._rows) if self._graphed else step
+        self._run_step: Step = StepGraphs(self._step, self._rows) if self._graphed else self._step
 
     @torch.inference_mode()
     def fill(self, slots: Sequence[int], sequences: Sequence[Sequence[int]]) -> None:
@@ -93,7 +92,8 @@ class Decoder:
             ids[i, : len(sequence)] = sequence
         self._cache.fill(self._rows.send(np.array(slots)))
         positions = self._columns[None, :longest].expand(len(sequences), -1)
-        self._forward(self._rows.send(ids), self._masks.whole(longest, self._dtype, self._device), positions)
+        masks = self._masks.whole(longest, self._dtype, self._device)
+        self._forward(self._model, self._rows.send(ids), masks, positions)
 
     @torch.inference_mode()
     def share(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
@@ -131,7 +131,7 @@ class Decoder:
 
     def prepare(self, *, filtered: bool = False) -> None:
         """Run each shape of a step once while no row is live, so that none is captured or compiled later."""
-        if not (self._graphed or self._compiled):
+        if not self._graphed and self._fused is None:
             return
         rows, sizes = self.slots, [self.slots]
         while self._fewest_rows(1) < rows:
@@ -147,16 +147,18 @@ class Decoder:
         state = self._rows
         positions = state.positions(rows)
         self._cache.decode(self._slot_index[:rows], positions, window)
-        masks = self._masks.token(positions, self._columns[:window], self._dtype)
-        logits = self._forward(state.tokens(rows)[:, None], masks, positions[:, None])
+        # A compiled program takes one shape: attention leaves out what the window does.
+        columns = self._columns[:window] if self._fused is None else self._columns
+        masks = self._masks.token(positions, columns, self._dtype)
+        logits = self._forward(self._fused or self._model, state.tokens(rows)[:, None], masks, positions[:, None])
         temperature = state.temperature(rows)
         kept = keep(logits, temperature, *state.limits(rows)) if filtered else None
         chosen, logprobs = sample(logits, state.draws(rows), temperature, kept)
         self._chosen[:rows] = state.advance(chosen)
         self._logprobs[:rows] = logprobs
 
-    def _forward(self, ids: torch.Tensor, masks: Any, positions: torch.Tensor) -> torch.Tensor:
-        out = self._model(
+    def _forward(self, model: Any, ids: torch.Tensor, masks: Any, positions: torch.Tensor) -> torch.Tensor:
+        out = model(
             input_ids=ids,
             attention_mask=masks,
             position_ids=positions,
@@ -173,13 +175,13 @@ class Decoder:
         probe = ShapeProbe()
         self._cache = probe
         ids = torch.zeros(1, 1, dtype=torch.int64, device=self._device)
-        self._forward(ids, self._masks.whole(1, self._dtype, self._device), ids)
+        self._forward(self._model, ids, self._masks.whole(1, self._dtype, self._device), ids)
         if not probe.shapes:
             raise ConfigError(f"{type(self._model).__name__} keeps no keys and values; the native engine needs them")
         return probe.shapes, probe.dtype
 
     def _window(self, positions: int) -> int:
-        if not (self._graphed or self._compiled):
+        if not self._graphed:
             return min(self.length, -(-positions // _PLAIN_WINDOW) * _PLAIN_WINDOW)
         window = _FIRST_GRAPH_WINDOW
         while window < positions:
@@ -187,17 +189,13 @@ class Decoder:
         return min(self.length, window)
 
     def _fewest_rows(self, rows: int) -> int:
-        if self._compiled:
-            return self.slots  # To compile a step for fewer rows takes longer than it ever saves.
+        if self._fused is not None:
+            return (
+                self.slots
+            )  # Another number of rows is another program, whose compilation takes longer than it saves.
         if not self._graphed:
             return rows
         fewest = self.slots
         while -(-fewest // _FEWER_ROWS) >= rows and fewest > 1:
             fewest = -(-fewest // _FEWER_ROWS)
         return fewest
-
-
-def _compiled(step: Step) -> Step:
-    """Fuse a step's kernels; each number of rows, window and filter is a program of its own."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_PROGRAMS)
-    return torch.compile(step, dynamic=False)

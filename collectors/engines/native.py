@@ -94,6 +94,9 @@ class NativeEngine:
         self._serving = True
         finish: Finish = "abort"
         try:
+            if self._settings.compiled:
+                # In the middle of a group's time the minute that it takes would be the group's.
+                await self.prepare()
             while True:
                 await self._turn()
         except Exception as error:  # The edge of the engine: what it cannot mend ends every request, with the cause.

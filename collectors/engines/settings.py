@@ -12,7 +12,8 @@ class NativeSettings:
     `rows` sequences decode together at most, each of `length` tokens (prompt and response), as far as their keys and
     values fit into `cache_bytes`. Rows are looked at every `burst` tokens. One pass over prompts holds `fill_tokens`
     tokens, padding included, or one prompt. `graphs` and `compiled` are for a GPU: CUDA graphs of the decode step, and
-    its kernels fused by torch.compile first, which takes minutes. A control call waits `control_timeout_s` at most.
+    the model's kernels fused by torch.compile first, which takes a minute before the first token. A control call waits
+    `control_timeout_s` at most.
     """
 
     rows: int

@@ -74,15 +74,22 @@ class SlotCache(Cache):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = self._keys[layer_idx], self._values[layer_idx]
         if self._filling is not None:
             # Padding behind a shorter sequence is written too, above its row's position.
             length = key_states.shape[2]
-            keys[self._filling, :, :length] = key_states
-            values[self._filling, :, :length] = value_states
+            self._keys[layer_idx][self._filling, :, :length] = key_states
+            self._values[layer_idx][self._filling, :, :length] = value_states
             return key_states, value_states
-        keys[self._rows, :, self._positions] = key_states[:, :, 0]
-        values[self._rows, :, self._positions] = value_states[:, :, 0]
+        if torch.compiler.is_compiling():
+            # `slot_attention` appends, in the compiled step and unseen by it.
+            return key_states, value_states
+        return self.append(layer_idx, key_states, value_states)
+
+    def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write one token per row, (rows, heads, 1, width), as `decode` said; return the rows' keys and values."""
+        keys, values = self._keys[layer], self._values[layer]
+        keys[self._rows, :, self._positions] = key[:, :, 0]
+        values[self._rows, :, self._positions] = value[:, :, 0]
         rows = len(self._rows)
         return keys[:rows, :, : self._window], values[:rows, :, : self._window]
 

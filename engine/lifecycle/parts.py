@@ -223,7 +223,10 @@ def _native(config: RunConfig, model: Any, tokenizer: Tokenizer, *, blocking: Bl
     collector = config.collector
     assert collector.slot_tokens is not None, "with_slots comes first"
     settings = NativeSettings(
-        rows=collector.decode_samples, length=collector.slot_tokens, cache_bytes=int(collector.cache_gib * 2**30)
+        rows=collector.decode_samples,
+        length=collector.slot_tokens,
+        cache_bytes=int(collector.cache_gib * 2**30),
+        compiled=collector.compile and next(model.parameters()).is_cuda,
     )
     return NativeEngine(model, settings, blocking=blocking, text=lambda ids: tokenizer.decode(list(ids)))
 
