@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 _NAMES: dict[Any, str] = {
+    bool: "true or false",
     int: "an integer",
     float: "a number",
     str: "a string",
