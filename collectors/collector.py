@@ -29,7 +29,7 @@ from asyncrl.engine.model.tokenizer import Tokenizer
 from asyncrl.engine.records import Grant, GroupMeta
 from asyncrl.engine.records.fate import CANCELLED, QUEUE_TIMEOUT
 from asyncrl.engine.records.message import GroupFailure, PutNotice, Served
-from asyncrl.engine.weights.base import WeightTransport
+from asyncrl.engine.weights.base import Loaded, Offer, WeightTransport
 from asyncrl.filters.taggers import Tagger
 
 log = structlog.get_logger()
@@ -149,8 +149,8 @@ class Collector:
         self._in_flight.update((grant.group, self._version) for grant in grants)
         self._send.send_nowait((grants, self._version))
 
-    async def update_weights(self, version: int, handle: Any) -> Any:
-        """Load a version whole, then serve it: groups granted from now on carry it. Return what it took, if known.
+    async def update_weights(self, version: int, offer: Offer) -> Loaded | None:
+        """Load a version whole, then serve it: groups granted from now on carry it. Return what it took.
 
         A call for the version that is being loaded waits for that load, and one for the version served returns at
         once: a caller that gave up did not end its call. VersionError for a version older than the one served;
@@ -161,9 +161,12 @@ class Collector:
                 return None
             if version < self._version:
                 raise VersionError(f"{self.name} serves version {self._version} and was given {version}")
-            took = await self._generator.update_weights(version, await self._transport.receive(handle))
+            started = anyio.current_time()
+            state = await self._transport.receive(offer)
+            received = anyio.current_time()
+            took = await self._generator.update_weights(version, state)
             self.set_weight_version(version)
-            return took
+            return Loaded.of(received - started, took)
 
     def set_weight_version(self, version: int) -> None:
         """Serve `version`; VersionError if it is older than the one served."""

@@ -249,6 +249,15 @@ class Trainer(Section):
     """A try to publish that is not acknowledged within this time fails; the next try joins a load in progress."""
     publish_tries: Count
     """Tries to publish one version before the run ends."""
+    weight_transport: Literal["auto", "object_store", "shared_memory", "cuda_ipc", "nccl", "folder"]
+    """How weights travel to the generators. `object_store`: Ray's; `shared_memory`: a file in shared memory, which
+    generators of this host map; `cuda_ipc`: out of the trainer's GPU memory; `nccl`: broadcast between GPUs; `folder`:
+    safetensors files in `weight_folder`. `auto`: by where rank 0 and the generators compute (docs/weights.md)."""
+    weight_folder: str | None
+    """Folder of `weight_transport: folder`, which the trainer and all generators reach under this path; null: none."""
+    weight_delta: bool
+    """Send only the bytes that changed since the last version, and the whole where that is no less. Saves network, not
+    time on one host."""
     threads: Few
     """Torch threads per rank."""
     device: Literal["auto", "cpu", "cuda"]
@@ -338,6 +347,12 @@ class RunConfig(Section):
             raise ValueError(
                 f"trainer.fetch_policy is {self.trainer.fetch_policy}; it must be auto: every rank of the PyTorch "
                 "backend holds a whole replica and reads for itself, so another policy would change nothing"
+            )
+        transport, folder = self.trainer.weight_transport, self.trainer.weight_folder
+        if (transport == "folder") != (folder is not None):
+            raise ValueError(
+                f"trainer.weight_transport is {transport} and trainer.weight_folder {folder}; the transport folder "
+                "needs a folder, and every other must have null"
             )
         return self
 

@@ -8,6 +8,7 @@ from asyncrl.engine.aio.outbox import Numbered
 from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.records import Grant, Prompt
 from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork
+from asyncrl.engine.weights.base import Offer, Sent
 from asyncrl.trainers.fan_out import Cost
 
 PARTITION = "train"
@@ -32,10 +33,18 @@ class CollectorHandle(Actor, Protocol):
 
     async def cancel(self, groups: Sequence[int]) -> None: ...
 
-    async def update_weights(self, version: int, handle: Any) -> Any: ...
+    async def update_weights(self, version: int, offer: Offer) -> Any: ...
 
 
-class RankHandle(Actor, Protocol):
+class WeightSource(Protocol):
+    """Whose weights are published."""
+
+    async def offer(self, sent: Sent, receivers: Sequence[str], *, again: bool = False) -> Offer: ...
+
+    async def serve(self, offer: Offer) -> None: ...
+
+
+class RankHandle(Actor, WeightSource, Protocol):
     async def train(self, work: TrainWork) -> RankResult: ...
 
     async def logprobs(self, work: ForwardWork) -> dict[str, tuple[float, float]]: ...
@@ -44,7 +53,7 @@ class RankHandle(Actor, Protocol):
         self, examples: Sequence[tuple[list[int], int]], *, steps: int, batch: int, learning_rate: float
     ) -> float: ...
 
-    async def weights(self) -> Any: ...
+    async def weights(self) -> Sent: ...
 
     async def digest(self) -> Mapping[str, int]: ...
 

@@ -5,7 +5,7 @@ Invariant: after every update all ranks hold equal weights, since all apply the 
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.records import MicroBatch
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, REFERENCE_LOGPROBS, TOKENS, TRAINER_LOGPROBS
 from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork, Work
-from asyncrl.engine.weights.base import WeightTransport
+from asyncrl.engine.weights.base import Offer, Sent, WeightTransport
 from asyncrl.engine.weights.digest import digest
 from asyncrl.trainers.backends.base import Backend, Rows, StepSums
 from asyncrl.trainers.feed import feed
@@ -46,7 +46,9 @@ class RankSettings:
 
 
 class TrainerRank:
-    """One rank. The driver calls its methods one at a time, but for `events`. Its `siblings` share replica and rows."""
+    """One rank. The driver calls its methods one at a time, but for `events`, and for `offer` and `serve`, by which it
+    publishes one version after the other. Its `siblings` share replica and rows.
+    """
 
     def __init__(
         self,
@@ -69,6 +71,7 @@ class TrainerRank:
         self._siblings = siblings or OnlyChild()
         self._fetch = fetch_for(settings.fetch_policy, plane, settings.partition, siblings=self._siblings)
         self._outbox = Outbox()
+        self._offered: Sent | None = None
 
     async def train(self, work: TrainWork) -> RankResult:
         """Run the plan, update by update; returns sums over this rank's trained tokens."""
@@ -153,9 +156,23 @@ class TrainerRank:
         self._backend.freeze_reference()
         return loss
 
-    async def weights(self) -> Any:
-        """Return a handle on the weights as they are now."""
-        return await self._blocking(lambda: self._transport.send(self._backend.state()))
+    async def weights(self) -> Sent:
+        """Send the weights as they are now, for a publish to bring them to the collectors."""
+        started = anyio.current_time()
+        sent: Sent = await self._blocking(lambda: self._transport.send(self._backend.state()))
+        return replace(sent, gather_s=anyio.current_time() - started)
+
+    async def offer(self, sent: Sent, receivers: Sequence[str], *, again: bool = False) -> Offer:
+        """Make sent weights ready for a try to publish them; those offered before are forgotten, as all have them."""
+        before, self._offered = self._offered, sent
+        if before is not None and before.number != sent.number:
+            self._transport.forget(before)
+        offer: Offer = await self._blocking(lambda: self._transport.offer(sent, receivers, again=again))
+        return offer
+
+    async def serve(self, offer: Offer) -> None:
+        """Bring an offer to receivers that meet this rank for it."""
+        await self._blocking(lambda: self._transport.serve(offer))
 
     async def digest(self) -> dict[str, int]:
         """Return sums over the weights as they are now, by which ranks are compared."""

@@ -232,14 +232,18 @@ class Acknowledged(Event, frozen=True, kw_only=True, tag="acknowledged"):
 
 
 class Published(Event, frozen=True, kw_only=True, tag="published"):
-    """Every generator serves a version. The other seconds are of the slowest generator: what it took beside
-    generation to stage the weights, and the pause without a token made; 0 where it does not say."""
+    """Every generator serves a version. `gather_s` is what the trainer took to send it. The other seconds are of the
+    slowest generator: what it took to get the weights, and beside generation to stage them, and the pause without a
+    token made. `bytes` are the weights', `sent_bytes` those that went to each generator. 0 where nobody says."""
 
     version: int
     seconds: float
     stage_s: float = 0.0
     pause_s: float = 0.0
     bytes: int = 0
+    gather_s: float = 0.0
+    transfer_s: float = 0.0
+    sent_bytes: int = 0
 
 
 class Settled(Event, frozen=True, kw_only=True, tag="settled"):

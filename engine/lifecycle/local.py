@@ -27,7 +27,8 @@ from asyncrl.engine.lifecycle.parts import (
     train_partition,
     with_slots,
 )
-from asyncrl.engine.weights.base import InProcess
+from asyncrl.engine.lifecycle.transports import Transports, choose_way, weight_directory
+from asyncrl.engine.model.device import choose_device
 from asyncrl.filters.taggers import Tagger
 from asyncrl.trainers.reducer import Meeting
 
@@ -55,42 +56,45 @@ async def local_deployment(
     cost = cost_model(config)
     warn_of_settings(config)
     await plane.register(train_partition(config, task.extras))
-    transport = InProcess()
     meeting = Meeting(config.trainer.ranks, config.trainer.step_timeout_s)
-    collectors = [
-        build_collector(
-            config,
-            i,
-            model=collector_model(config, 0),
-            scorer=local_scorer(config, task, taggers=tagging, call_in=call_in),
-            plane=plane,
-            transport=transport,
-            blocking=in_place,
-            taggers=tagging,
-        )
-        for i in range(config.collector.count)
-    ]
-    ranks = [
-        build_rank(
-            config,
-            i,
-            model=rank_model(config, 0),
-            plane=plane,
-            reducer=meeting.member(i),
-            transport=transport,
-            blocking=in_place,
-            extras=task.extras,
-        )
-        for i in range(config.trainer.ranks)
-    ]
-    try:
-        yield Deployment(
-            plane=plane,
-            collectors=collectors,
-            ranks=ranks,
-            prompts=prepared.prompts,
-            examples=tokenized(prepared.examples, run_tokenizer(config)),
-            cost=cost.flops if cost else None,
-        )
-    finally:
-        await plane.close()
+    way = choose_way(config)
+    with weight_directory(config, way) as directory:
+        transports = Transports.of(config, way, directory)
+        trains_on, collects_on = (choose_device(part.device, 0) for part in (config.trainer, config.collector))
+        collectors = [
+            build_collector(
+                config,
+                i,
+                model=collector_model(config, 0),
+                scorer=local_scorer(config, task, taggers=tagging, call_in=call_in),
+                plane=plane,
+                transport=transports.build(f"collector{i}", collects_on, blocking=in_place),
+                blocking=in_place,
+                taggers=tagging,
+            )
+            for i in range(config.collector.count)
+        ]
+        ranks = [
+            build_rank(
+                config,
+                i,
+                model=rank_model(config, 0),
+                plane=plane,
+                reducer=meeting.member(i),
+                transport=transports.build(f"rank{i}", trains_on, blocking=in_place),
+                blocking=in_place,
+                extras=task.extras,
+            )
+            for i in range(config.trainer.ranks)
+        ]
+        try:
+            yield Deployment(
+                plane=plane,
+                collectors=collectors,
+                ranks=ranks,
+                prompts=prepared.prompts,
+                examples=tokenized(prepared.examples, run_tokenizer(config)),
+                cost=cost.flops if cost else None,
+            )
+        finally:
+            await plane.close()

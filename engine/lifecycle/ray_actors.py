@@ -23,7 +23,8 @@ from asyncrl.engine.lifecycle.parts import (
     rank_model,
     ray_scorer,
 )
-from asyncrl.engine.weights.ray_store import RayObjectStore
+from asyncrl.engine.lifecycle.transports import Transports
+from asyncrl.engine.model.device import choose_device
 from asyncrl.trainers.extras import extras_of
 from asyncrl.trainers.reducer import Alone, Gloo, Reducer
 
@@ -58,6 +59,11 @@ def _has_own_gpu(model: Any, ranks: int) -> bool:
     return next(model.parameters()).device.type == "cuda" and torch.cuda.device_count() >= ranks
 
 
+def _nccl_on_loopback() -> None:
+    """Have NCCL meet as gloo does: on this host, and nothing listens beyond it."""
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+
+
 class CollectorActor(_ActorProcess):
     """`pickled_taggers` are those of filters that are not in the configuration, by tag.
 
@@ -71,14 +77,17 @@ class CollectorActor(_ActorProcess):
         self._scorer = ray_scorer(config, taggers=self._taggers)
         self._model = collector_model(config, config.trainer.ranks + index)
 
-    async def connect(self) -> None:
+    async def connect(self, transports: Transports) -> None:
+        """Attach to the data plane; weights come as `transports` says."""
+        device = choose_device(self._config.collector.device, self._config.trainer.ranks + self._index)
+        _nccl_on_loopback()
         self._served = build_collector(
             self._config,
             self._index,
             model=self._model,
             scorer=self._scorer,
             plane=await self._plane(),
-            transport=RayObjectStore(),
+            transport=transports.build(f"collector{self._index}", device, blocking=in_thread),
             blocking=in_thread,
             taggers=self._taggers,
         )
@@ -89,14 +98,12 @@ class RankActor(_ActorProcess):
         super().__init__(config, index, user_path, threads=config.trainer.threads)
         self._model = rank_model(config, index)
 
-    async def connect(self, meeting: str) -> None:
+    async def connect(self, meeting: str, transports: Transports) -> None:
         """Attach to the data plane and meet the other ranks at the address `meeting`."""
+        _nccl_on_loopback()
         reducer: Reducer = Alone()
         if self._config.trainer.ranks > 1:
             nccl = _has_own_gpu(self._model, self._config.trainer.ranks)
-            if nccl:
-                # As gloo: the ranks meet on this host, and nothing listens beyond it.
-                os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
             reducer = gloo = Gloo(
                 rank=self._index,
                 ranks=self._config.trainer.ranks,
@@ -113,7 +120,7 @@ class RankActor(_ActorProcess):
             model=self._model,
             plane=plane,
             reducer=reducer,
-            transport=RayObjectStore(),
+            transport=transports.build(f"rank{self._index}", next(self._model.parameters()).device, blocking=in_thread),
             blocking=in_thread,
             extras=extras_of(await plane.partition(PARTITION)),
         )

@@ -28,8 +28,10 @@ from asyncrl.engine.errors import ActorDied, ConfigError, Overdue
 from asyncrl.engine.lifecycle.checks import warn_of_settings
 from asyncrl.engine.lifecycle.parts import cost_model, run_tokenizer, tokenized, train_partition, with_slots
 from asyncrl.engine.lifecycle.ray_actors import CollectorActor, RankActor
+from asyncrl.engine.lifecycle.transports import Transports, choose_way, weight_directory
 from asyncrl.engine.records import Grant
 from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork
+from asyncrl.engine.weights.base import Offer, Sent
 from asyncrl.filters.taggers import Tagger
 from asyncrl.trainers.reducer import MeetingPoint
 
@@ -87,8 +89,8 @@ class RemoteCollector(RemoteActor):
     async def cancel(self, groups: Sequence[int]) -> None:
         await self._call("cancel", groups)
 
-    async def update_weights(self, version: int, handle: Any) -> Any:
-        return await self._call("update_weights", version, handle, timeout_s=_CALLERS_S)
+    async def update_weights(self, version: int, offer: Offer) -> Any:
+        return await self._call("update_weights", version, offer, timeout_s=_CALLERS_S)
 
 
 class RemoteRank(RemoteActor):
@@ -117,8 +119,16 @@ class RemoteRank(RemoteActor):
         )
         return loss
 
-    async def weights(self) -> Any:
-        return await self._call("weights")
+    async def weights(self) -> Sent:
+        sent: Sent = await self._call("weights")
+        return sent
+
+    async def offer(self, sent: Sent, receivers: Sequence[str], *, again: bool = False) -> Offer:
+        offer: Offer = await self._call("offer", sent, receivers, again=again, timeout_s=_CALLERS_S)
+        return offer
+
+    async def serve(self, offer: Offer) -> None:
+        await self._call("serve", offer, timeout_s=_CALLERS_S)
 
     async def digest(self) -> Mapping[str, int]:
         digest: Mapping[str, int] = await self._call("digest")
@@ -173,6 +183,7 @@ async def ray_deployment(
     pickled_taggers = _pickled(taggers)
     cost = cost_model(config)
     warn_of_settings(config)
+    way = choose_way(config)
     remote = {"num_cpus": 0, "max_restarts": 0}
     collectors = [
         RemoteCollector(
@@ -196,6 +207,8 @@ async def ray_deployment(
         stack.callback(_kill, [handle.actor for handle in (*collectors, *ranks)])
         # Here, so that it is there before the first rank and outlives the last.
         meeting = MeetingPoint()
+        directory = stack.enter_context(weight_directory(config, way))
+        transports = Transports.of(config, way, directory, meeting.address)
         try:
             with anyio.fail_after(start_s):
                 plane = await TransferQueuePlane.start(
@@ -211,14 +224,14 @@ async def ray_deployment(
                 await plane.register(train_partition(config, prepared.task.extras))
                 async with anyio.create_task_group() as tasks:
                     for collector in collectors:
-                        tasks.start_soon(partial(collector.connect, timeout_s=start_s))
+                        tasks.start_soon(partial(collector.connect, transports, timeout_s=start_s))
                     for rank in ranks:
-                        tasks.start_soon(partial(rank.connect, meeting.address, timeout_s=start_s))
+                        tasks.start_soon(partial(rank.connect, meeting.address, transports, timeout_s=start_s))
         except TimeoutError as error:
             if isinstance(error, Overdue):
                 raise
             raise Overdue(f"the actors did not start within {start_s:g} s") from None
-        log.info("actors connected")
+        log.info("actors connected", weight_transport=way)
         yield Deployment(
             plane=plane,
             collectors=collectors,

@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.group import is_live_reward
+from asyncrl.engine.weights.base import Sent
 from asyncrl.filters import Judgement
 
 
@@ -58,5 +58,5 @@ class TrainedBatch:
     """What a step leaves for the publisher: the new version, a handle on its weights, and the groups judged for it."""
 
     version: int
-    weights: Any
+    weights: Sent
     groups: Sequence[int]

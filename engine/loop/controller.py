@@ -95,7 +95,9 @@ class Controller:
             held_up=lambda: self._handover.waiting,
         )
         self._recall = Recall(collectors, groups=core.groups, balance=balance, now=lambda: events.now)
-        self.publisher = Publisher(config.trainer, collectors, versions=core.versions, events=events, clock=clock)
+        self.publisher = Publisher(
+            config.trainer, collectors, deployment.ranks[0], versions=core.versions, events=events, clock=clock
+        )
         self._deaths = Deaths(events)
         self._listener = Listener(
             config,

@@ -227,7 +227,7 @@ class Core:
         return [judgement for judgement in kept if judgement not in gone]
 
     async def _settle_and_send(self, settlements: Sequence[Settlement]) -> Any:
-        """Settle what was trained, and get the new weights at the same time; return a handle on them."""
+        """Settle what was trained, and get the new weights at the same time; return what was sent."""
         weights: Any = None
 
         async def send() -> None:

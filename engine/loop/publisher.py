@@ -10,12 +10,13 @@ import anyio
 import structlog
 
 from asyncrl.configs.schema import Trainer
-from asyncrl.engine.deployment import CollectorHandle
+from asyncrl.engine.deployment import CollectorHandle, WeightSource
 from asyncrl.engine.errors import ActorDied, Overdue
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import Published, PublishFailed, PublishStarted
 from asyncrl.engine.loop.versions import Versions
 from asyncrl.engine.records.ending import first_cause
+from asyncrl.engine.weights.base import Offer, Sent
 
 log = structlog.get_logger()
 
@@ -27,6 +28,7 @@ class Publisher:
         self,
         config: Trainer,
         collectors: Sequence[CollectorHandle],
+        source: WeightSource,
         *,
         versions: Versions,
         events: EventLog,
@@ -34,18 +36,19 @@ class Publisher:
     ) -> None:
         self._config = config
         self._collectors = collectors
+        self._source = source
         self._versions = versions
         self._events = events
         self._clock = clock
 
-    async def publish(self, version: int, handle: Any) -> None:
+    async def publish(self, version: int, sent: Sent) -> None:
         """Bring every generator to `version`; a failed try leaves P as it was and is repeated."""
         started = self._clock()
         self._events.append(PublishStarted(version=version))
         loaded: dict[str, Any] = {}
         for attempt in range(1, self._config.publish_tries + 1):
             try:
-                await self._send(version, handle, loaded)
+                await self._send(version, sent, loaded, again=attempt > 1)
                 break
             except (ExceptionGroup, Overdue) as error:
                 cause = first_cause(error)
@@ -58,13 +61,16 @@ class Publisher:
             Published(
                 version=version,
                 seconds=round(self._clock() - started, 6),
+                gather_s=round(sent.gather_s, 6),
+                transfer_s=round(max((update.transfer_s for update in took), default=0.0), 6),
                 stage_s=round(max((update.stage_s for update in took), default=0.0), 6),
                 pause_s=round(max((update.pause_s for update in took), default=0.0), 6),
                 bytes=max((update.staged_bytes for update in took), default=0),
+                sent_bytes=sent.bytes,
             )
         )
 
-    async def _send(self, version: int, handle: Any, loaded: dict[str, Any]) -> None:
+    async def _send(self, version: int, sent: Sent, loaded: dict[str, Any], *, again: bool) -> None:
         """Send the weights to those that are not among `loaded`, and wait for every acknowledgement.
 
         Who has loaded them is added, with what it took. Overdue, naming who is late, after `publish_timeout_s`. A load
@@ -72,14 +78,17 @@ class Publisher:
         """
         versions, limit_s = self._versions, self._config.publish_timeout_s
 
-        async def send(collector: CollectorHandle) -> None:
-            loaded[collector.name] = await collector.update_weights(version, handle)
+        async def send(collector: CollectorHandle, offer: Offer) -> None:
+            loaded[collector.name] = await collector.update_weights(version, offer)
 
         with anyio.move_on_after(limit_s) as limit:
             async with anyio.create_task_group() as tasks:
-                for collector in self._collectors:
-                    if collector.name not in loaded:
-                        tasks.start_soon(send, collector)
+                receivers = [collector for collector in self._collectors if collector.name not in loaded]
+                offer = await self._source.offer(sent, [collector.name for collector in receivers], again=again)
+                if offer.meets:
+                    tasks.start_soon(self._source.serve, offer)
+                for collector in receivers:
+                    tasks.start_soon(send, collector, offer)
             await versions.changed.wait_at_most(lambda: versions.published >= version, limit_s)
         late = [name for name, served in versions.served.items() if name not in loaded or served < version]
         if limit.cancelled_caught or late:

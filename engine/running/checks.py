@@ -34,6 +34,7 @@ def check_runnable(loaded: Loaded, objects: Sequence[BaseRolloutFilter] = ()) ->
             "it must be a directory that can be written to, auto, or null"
         )
     _check_devices(loaded)
+    check_weight_transport(loaded)
     check_stale_mode(loaded)
     check_engine(loaded)
     try:
@@ -87,6 +88,15 @@ def check_stale_mode(loaded: Loaded) -> None:
                 f"rollout.{name} (from {loaded.sources[f'rollout.{name}']}) is {value!r} and rollout.stale_mode "
                 f"'tokens'; {why}. It must be {off}, or the mode another"
             )
+
+
+def check_weight_transport(loaded: Loaded) -> None:
+    """Refuse a way of weights that cannot work here; ConfigError names it, its value and what it must be."""
+    # What is chosen here needs no check, and torch takes seconds to import.
+    if loaded.config.trainer.weight_transport != "auto":
+        from asyncrl.engine.lifecycle.transports import choose_way
+
+        choose_way(loaded.config)
 
 
 def check_engine(loaded: Loaded) -> None:

@@ -23,7 +23,8 @@ from asyncrl.engine.errors import AsyncRLError
 from asyncrl.engine.records import GroupMeta, Prompt
 from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork
 from asyncrl.engine.simulate.profile import Burst, Profile, Rollout, seeded
-from asyncrl.engine.weights.base import State
+from asyncrl.engine.weights.base import Sent, State
+from asyncrl.engine.weights.stand_in import NoWeights
 
 _OVERHEADS = {"publish": 1, "weights": 2, "hand_off": 3, "claim": 4, "judge": 5}
 
@@ -217,7 +218,7 @@ def overhead(profile: Profile, kind: str, *, seed: int, number: int) -> float:
 
 
 @dataclass(slots=True)
-class SimulatedRank:
+class SimulatedRank(NoWeights):
     """All ranks of a step take the same time: that of the whole step, fetching rows included."""
 
     name: str
@@ -248,10 +249,10 @@ class SimulatedRank:
     ) -> float:
         return 0.0
 
-    async def weights(self) -> Any:
+    async def weights(self) -> Sent:
         if self.steps:
             await anyio.sleep(overhead(self.profile, "weights", seed=self.seed, number=self.steps))
-        return {}
+        return Sent({})
 
     async def digest(self) -> Mapping[str, int]:
         return {}

@@ -22,6 +22,7 @@ from asyncrl.engine.records.group import FAILED, FINISHED
 from asyncrl.engine.records.keys import sample_keys
 from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork
 from asyncrl.engine.weights.base import State
+from asyncrl.engine.weights.stand_in import NoWeights
 
 HANG_S = 1e9
 Result = TypeVar("Result")
@@ -131,7 +132,7 @@ class FakeTask(Task):
 
 
 @dataclass(slots=True)
-class FakeRank:
+class FakeRank(NoWeights):
     """Reads its rows from the plane like a real rank, takes `seconds(step)`, and counts tokens."""
 
     name: str
@@ -166,9 +167,6 @@ class FakeRank:
     ) -> float:
         await anyio.sleep(steps * self.seconds(0))
         return 0.0
-
-    async def weights(self) -> Any:
-        return {}
 
     async def digest(self) -> Mapping[str, int]:
         return {}

@@ -31,6 +31,7 @@ from asyncrl.engine.records import Grant, GroupMeta, Prompt
 from asyncrl.engine.records.fate import CANCELLED, RECALLED, dropped
 from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork, Work
 from asyncrl.engine.trace.forced_plane import FOR_EVER_S, OWNER
+from asyncrl.engine.weights.stand_in import NoWeights
 from asyncrl.filters import Chain
 from asyncrl.trainers.fan_out import Cost
 
@@ -42,7 +43,7 @@ async def _at_once(work: TrainWork) -> None:
 
 
 @dataclass(slots=True)
-class ReplayRank:
+class ReplayRank(NoWeights):
     """Stands for a rank: it trains when `trained` lets it, and measures what `measured` says.
 
     What was not measured is an error if a filter judges by it, and NaN if only the loss would use it. The
@@ -86,9 +87,6 @@ class ReplayRank:
         self, examples: Sequence[tuple[list[int], int]], *, steps: int, batch: int, learning_rate: float
     ) -> float:
         return 0.0
-
-    async def weights(self) -> Any:
-        return self.name
 
     async def digest(self) -> Mapping[str, int]:
         return {}

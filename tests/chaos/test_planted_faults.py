@@ -28,6 +28,7 @@ from asyncrl.engine.records.message import GroupFailure, Message, PutNotice
 from asyncrl.engine.records.work import RankResult, TrainWork
 from asyncrl.engine.testing.conformance.schedule import Schedule
 from asyncrl.engine.testing.fakes import FakeRank
+from asyncrl.engine.weights.base import Offer, Sent
 
 NEVER = 1e6
 BUSY = Schedule(
@@ -183,9 +184,9 @@ class StampsLate(Collector):
 class Boastful(Collector):
     """A version is served before it is loaded, and stays so when it cannot be."""
 
-    async def update_weights(self, version: int, handle: Any) -> None:
+    async def update_weights(self, version: int, offer: Offer) -> None:  # type: ignore[override]
         self.set_weight_version(version)
-        await super().update_weights(version, handle)
+        await super().update_weights(version, offer)
 
 
 class Forgetful(Outbox):
@@ -240,20 +241,20 @@ class SharedClaims(PassingPlane):
 class LoadsTwice(Collector):
     """A load that was given up goes on, and the next try of its version is another one."""
 
-    async def update_weights(self, version: int, handle: Any) -> None:
-        await self._generator.update_weights(version, await self._transport.receive(handle))
+    async def update_weights(self, version: int, offer: Offer) -> None:  # type: ignore[override]
+        await self._generator.update_weights(version, await self._transport.receive(offer))
         self.set_weight_version(version)
 
 
 class CredulousPublisher(Publisher):
     """A generator that is said to serve a version, as all are of version 0, is not asked again."""
 
-    async def _send(self, version: int, handle: Any, loaded: dict[str, Any]) -> None:
+    async def _send(self, version: int, sent: Sent, loaded: dict[str, Any], *, again: bool) -> None:
         served = self._versions.served
         if self.tries.setdefault(version, 0):
             loaded.update({name: None for name in served if served[name] >= version})
         self.tries[version] += 1
-        await super()._send(version, handle, loaded)
+        await super()._send(version, sent, loaded, again=again)
 
     tries: dict[int, int]
 

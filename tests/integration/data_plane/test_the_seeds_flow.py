@@ -24,6 +24,7 @@ from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, TOKENS
 from asyncrl.engine.records.keys import sample_keys
 from asyncrl.engine.records.message import PutNotice
 from asyncrl.engine.testing.conformance.plane_actors import CollectorActor, PlaneActor
+from asyncrl.engine.weights.base import Offer
 from asyncrl.filters import build_chain
 from asyncrl.filters.statistics import RunningStatistics
 from asyncrl.trainers.fan_out import plan_batch
@@ -80,7 +81,7 @@ async def _collect(collector: Any, groups: Groups) -> Any:
     await collector.collect.remote(PARTITION, REWARDS)
     running = collector.call.remote("run")
     for version, numbers in ((1, STALE), (CURRENT, FRESH)):
-        await collector.call.remote("update_weights", version, {})
+        await collector.call.remote("update_weights", version, Offer({}))
         grants = [Grant(n, Prompt(n % 4, f"{n % 4}>"), SIZE, 0) for n in numbers]
         for grant in grants:
             groups.dispatch(grant, "collector", served=version)

@@ -14,7 +14,7 @@ from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.lifecycle.parts import build_run_model, tokenized
 from asyncrl.engine.model.causal_lm import build_model
 from asyncrl.engine.model.tokenizer import CharTokenizer, load_tokenizer
-from asyncrl.engine.weights.base import InProcess
+from asyncrl.engine.weights.base import InProcess, Offer
 from asyncrl.trainers.backends.base import Rows
 from asyncrl.trainers.backends.torch_backend import TorchBackend, TorchSettings
 from asyncrl.trainers.loss.objective import Clip
@@ -58,8 +58,8 @@ def test_a_checkpoint_generates_and_trains_on_policy(checkpoint: Path, running: 
             sums = backend.accumulate(rows, 1)
             assert sums.ratio / sums.tokens == pytest.approx(1.0, abs=1e-5)
             assert backend.apply(backend.gradients(), learning_rate=0.1) > 0
-            handle = InProcess().send(backend.state())
-            await generator.update_weights(1, await InProcess().receive(handle))
+            sent = InProcess().send(backend.state())
+            await generator.update_weights(1, await InProcess().receive(Offer(sent.content)))
             for name, value in backend.state().items():
                 assert torch.equal(model.state_dict()[name], value)
 

@@ -28,7 +28,7 @@ from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, TOKENS
 from asyncrl.engine.records.message import GroupFailure, Message, PutNotice, Served
 from asyncrl.engine.simulate.virtual_loop import in_place_scorer
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask, FaultyPlane
-from asyncrl.engine.weights.base import InProcess
+from asyncrl.engine.weights.base import InProcess, Offer
 
 
 @dataclass
@@ -343,7 +343,7 @@ def test_a_group_carries_the_version_served_when_it_was_granted() -> None:
         desk.collector.set_weight_version(3)
         await desk.collector.grant([grant(0)])
         await anyio.sleep(5)
-        await desk.collector.update_weights(4, {})
+        await desk.collector.update_weights(4, Offer({}))
         messages = await desk.hear(3)
         assert messages[:2] == [Served(3), Served(4)]
         notice = messages[2]
@@ -362,7 +362,7 @@ def test_the_version_never_goes_back() -> None:
         with pytest.raises(VersionError, match=r"57.*1"):
             desk.collector.set_weight_version(1)
         with pytest.raises(VersionError, match=r"57.*1"):
-            await desk.collector.update_weights(1, {})
+            await desk.collector.update_weights(1, Offer({}))
         assert (await desk.collector.status())["version"] == 57
         return list(desk.generator.updates)
 
@@ -378,9 +378,9 @@ def test_a_failed_update_leaves_the_version_served() -> None:
         return 0.0
 
     async def work(desk: Desk) -> tuple[Any, GroupMeta]:
-        await desk.collector.update_weights(1, {})
+        await desk.collector.update_weights(1, Offer({}))
         with pytest.raises(RuntimeError, match="half a checkpoint"):
-            await desk.collector.update_weights(2, {})
+            await desk.collector.update_weights(2, Offer({}))
         await desk.collector.grant([grant(0)])
         served, notice = await desk.hear(2)
         assert isinstance(notice, PutNotice)

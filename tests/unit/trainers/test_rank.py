@@ -226,7 +226,7 @@ def test_the_ratio_of_an_unchanged_policy_is_one_at_any_temperature(
 
 def test_a_step_does_not_change_weights_that_were_sent_before(causal_mean: Any, make_backend: Any) -> None:
     backend = make_backend(causal_mean)
-    handle = InProcess().send(backend.state())
+    handle = InProcess().send(backend.state()).content
     before = {name: value.clone() for name, value in handle.items()}
     backend.apply(torch.ones_like(backend.gradients()), learning_rate=0.1)
     assert all(torch.equal(handle[name], value) for name, value in before.items())

@@ -12,6 +12,8 @@ from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.loop.publisher import Publisher
 from asyncrl.engine.loop.versions import Versions
 from asyncrl.engine.testing.simulation import simulated_config
+from asyncrl.engine.weights.base import Offer, Sent
+from asyncrl.engine.weights.stand_in import NoWeights
 
 
 class Generator:
@@ -23,7 +25,7 @@ class Generator:
         self.refusals = refusals
         self.asked = 0
 
-    async def update_weights(self, version: int, handle: Any) -> None:
+    async def update_weights(self, version: int, offer: Offer) -> None:
         self.asked += 1
         if self.dead:
             raise ActorDied("generator died", actor=self.name)
@@ -41,7 +43,7 @@ def publishing(body: Callable[[Publisher, Versions], Awaitable[None]], *generato
         log = EventLog(clock=virtual_clock, wall=virtual_clock, folds=[])
         trainer = simulated_config(trainer__publish_tries=3).trainer
         handles: Any = generators
-        publisher = Publisher(trainer, handles, versions=versions, events=log, clock=virtual_clock)
+        publisher = Publisher(trainer, handles, NoWeights(), versions=versions, events=log, clock=virtual_clock)
         await body(publisher, versions)
 
     run_virtual(main)
@@ -55,7 +57,7 @@ def test_a_publish_ends_with_its_acknowledgement_and_not_with_the_call() -> None
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(acknowledge)
-            await publisher.publish(1, None)
+            await publisher.publish(1, Sent({}))
             assert virtual_clock() >= 5.0
             assert versions.published == 1
 
@@ -67,7 +69,7 @@ def test_a_dead_generator_is_asked_once() -> None:
 
     async def body(publisher: Publisher, versions: Versions) -> None:
         with pytest.raises(ActorDied):
-            await publisher.publish(1, None)
+            await publisher.publish(1, Sent({}))
         assert dead.asked == 1
 
     publishing(body, dead)
@@ -76,7 +78,7 @@ def test_a_dead_generator_is_asked_once() -> None:
 def test_weights_that_are_loaded_and_never_acknowledged_are_not_published() -> None:
     async def body(publisher: Publisher, versions: Versions) -> None:
         with pytest.raises(Overdue, match=r"version 1 was not published within .*: generator did not acknowledge it"):
-            await publisher.publish(1, None)
+            await publisher.publish(1, Sent({}))
         assert versions.published == 0
 
     publishing(body, Generator())
@@ -87,7 +89,7 @@ def test_a_second_try_asks_those_alone_that_have_not_loaded() -> None:
 
     async def body(publisher: Publisher, versions: Versions) -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(publisher.publish, 1, None)
+            tasks.start_soon(publisher.publish, 1, Sent({}))
             await anyio.sleep(1.0)
             for generator in (quick, late):
                 versions.acknowledge(generator.name, 1)

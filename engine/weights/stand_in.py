@@ -1,0 +1,20 @@
+"""The weights of ranks that have none: of tests, simulations and replays."""
+
+from collections.abc import Sequence
+
+from asyncrl.engine.weights.base import Offer, Sent
+
+
+class NoWeights:
+    """Sends empty weights, at once."""
+
+    __slots__ = ()
+
+    async def weights(self) -> Sent:
+        return Sent({})
+
+    async def offer(self, sent: Sent, receivers: Sequence[str], *, again: bool = False) -> Offer:
+        return Offer(sent.content)
+
+    async def serve(self, offer: Offer) -> None:
+        raise AssertionError("nobody meets a rank without weights")
