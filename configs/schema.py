@@ -256,7 +256,7 @@ class Trainer(Section):
     weight_folder: str | None
     """Folder of `weight_transport: folder`, which the trainer and all generators reach under this path; null: none."""
     weight_delta: bool
-    """Send only the bytes that changed since the last version, and the whole where that is no less. Saves network, not
+    """Send only the bytes that changed since the last version, or the whole where they are many. Saves network, not
     time on one host."""
     threads: Few
     """Torch threads per rank."""
