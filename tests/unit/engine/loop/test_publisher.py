@@ -1,52 +1,107 @@
 """The publisher: a version counts when it is acknowledged, and the dead are not asked twice."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
 import pytest
 
 from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
+from asyncrl.engine.deployment import WeightSource
 from asyncrl.engine.errors import ActorDied, Overdue
 from asyncrl.engine.events.log import EventLog
+from asyncrl.engine.events.types import AnyEvent, Published, PublishFailed, PublishStarted
 from asyncrl.engine.loop.publisher import Publisher
 from asyncrl.engine.loop.versions import Versions
+from asyncrl.engine.testing.fakes import HANG_S
 from asyncrl.engine.testing.simulation import simulated_config
-from asyncrl.engine.weights.base import Offer, Sent
+from asyncrl.engine.weights.base import Loaded, Offer, Sent
 from asyncrl.engine.weights.stand_in import NoWeights
 
 
-class Generator:
-    """Takes weights at once, after `refusals`, or is dead; counts how often it was asked."""
+class Events:
+    """A fold that keeps every event."""
 
-    def __init__(self, name: str = "generator", *, dead: bool = False, refusals: int = 0) -> None:
+    kinds = AnyEvent.__args__
+
+    def __init__(self) -> None:
+        self.seen: list[AnyEvent] = []
+
+    def apply(self, event: AnyEvent) -> None:
+        self.seen.append(event)
+
+
+class Generator:
+    """Takes weights at once, after `refusals`, or is dead; counts how often it was asked.
+
+    `hangs`: the first time it waits for weights that do not come. `takes` is what it says of a load.
+    """
+
+    def __init__(
+        self,
+        name: str = "generator",
+        *,
+        dead: bool = False,
+        refusals: int = 0,
+        hangs: bool = False,
+        takes: Loaded | None = None,
+    ) -> None:
         self.name = name
         self.dead = dead
         self.refusals = refusals
+        self.hangs = hangs
+        self.takes = takes
         self.asked = 0
 
-    async def update_weights(self, version: int, offer: Offer) -> None:
+    async def update_weights(self, version: int, offer: Offer) -> Loaded | None:
         self.asked += 1
+        if self.hangs and self.asked == 1:
+            await anyio.sleep(HANG_S)
         if self.dead:
             raise ActorDied("generator died", actor=self.name)
         if self.asked <= self.refusals:
             await anyio.sleep(0.1)
             raise OSError("not yet")
+        return self.takes
 
 
-def publishing(body: Callable[[Publisher, Versions], Awaitable[None]], *generators: Generator) -> None:
-    """Run `body` on a publisher to generators, with the trainer at version 1."""
+class Source(NoWeights):
+    """Meets the receivers to bring them weights; the n-th time (from 1) fails or hangs, as told."""
+
+    def __init__(self, *, fails: int = 0, hangs: int = 0) -> None:
+        self.fails = fails
+        self.hangs = hangs
+        self.offers: list[tuple[list[str], bool]] = []
+
+    async def offer(self, sent: Sent, receivers: Sequence[str], *, again: bool = False) -> Offer:
+        self.offers.append((list(receivers), again))
+        return Offer({}, meets=True)
+
+    async def serve(self, offer: Offer) -> None:
+        await anyio.sleep(HANG_S if len(self.offers) == self.hangs else 0.1)
+        if len(self.offers) == self.fails:
+            raise Overdue("nobody came")
+
+
+def publishing(
+    body: Callable[[Publisher, Versions], Awaitable[None]], *generators: Generator, source: WeightSource | None = None
+) -> list[AnyEvent]:
+    """Run `body` on a publisher to generators, with the trainer at version 1; return the events of the log."""
+    events = Events()
 
     async def main() -> None:
         versions = Versions([generator.name for generator in generators])
         versions.advance()
-        log = EventLog(clock=virtual_clock, wall=virtual_clock, folds=[])
+        log = EventLog(clock=virtual_clock, wall=virtual_clock, folds=[events])
         trainer = simulated_config(trainer__publish_tries=3).trainer
         handles: Any = generators
-        publisher = Publisher(trainer, handles, NoWeights(), versions=versions, events=log, clock=virtual_clock)
+        publisher = Publisher(
+            trainer, handles, source or NoWeights(), versions=versions, events=log, clock=virtual_clock
+        )
         await body(publisher, versions)
 
     run_virtual(main)
+    return events.seen
 
 
 def test_a_publish_ends_with_its_acknowledgement_and_not_with_the_call() -> None:
@@ -96,3 +151,38 @@ def test_a_second_try_asks_those_alone_that_have_not_loaded() -> None:
         assert (quick.asked, late.asked) == (1, 2)
 
     publishing(body, quick, late)
+
+
+@pytest.mark.parametrize("wrong", [{"fails": 1}, {"hangs": 1}])
+def test_weights_that_do_not_leave_the_trainer_are_offered_again_to_those_that_lack_them(wrong: dict[str, int]) -> None:
+    """A broadcast that fails or hangs ends its try within publish_timeout_s; what serves is as it was."""
+    quick, late = Generator("quick"), Generator("late", hangs=True)
+    source = Source(**wrong)
+
+    async def body(publisher: Publisher, versions: Versions) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(publisher.publish, 1, Sent({}))
+            versions.acknowledge("quick", 1)
+            while late.asked < 2:
+                assert versions.published == 0
+                await anyio.sleep(0.05)
+            versions.acknowledge("late", 1)
+
+    events = publishing(body, quick, late, source=source)
+    assert source.offers == [(["quick", "late"], False), (["late"], True)]
+    assert [type(event) for event in events] == [PublishStarted, PublishFailed, Published]
+    assert (quick.asked, late.asked) == (1, 2)
+
+
+def test_what_a_publish_took_and_sent_is_logged() -> None:
+    generator = Generator(takes=Loaded(transfer_s=0.25, stage_s=0.5, pause_s=0.125, staged_bytes=80))
+
+    async def body(publisher: Publisher, versions: Versions) -> None:
+        versions.acknowledge("generator", 1)
+        await publisher.publish(1, Sent({}, bytes=7, gather_s=2.0))
+
+    [_, published] = publishing(body, generator)
+    assert isinstance(published, Published)
+    figures = (published.gather_s, published.transfer_s, published.stage_s, published.pause_s)
+    assert figures == (2.0, 0.25, 0.5, 0.125)
+    assert (published.bytes, published.sent_bytes) == (80, 7)
