@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from asyncrl.engine.events.alarms import Alarms
 from asyncrl.engine.events.length_bias import LengthBias
-from asyncrl.engine.events.types import AnyEvent, BatchJudged, Put, StepEnded
+from asyncrl.engine.events.types import AnyEvent, BatchJudged, Published, Put, StepEnded
 
 WINDOW = 10
 
@@ -46,7 +46,7 @@ class Progress:
     default they count and do not warn.
     """
 
-    kinds = tuple({*LengthBias.kinds, *Alarms.kinds, BatchJudged})
+    kinds = tuple({*LengthBias.kinds, *Alarms.kinds, BatchJudged, Published})
 
     def __init__(self, reward_window: int = WINDOW, alarms: Alarms | None = None) -> None:
         self.length_bias = LengthBias()
@@ -61,6 +61,7 @@ class Progress:
         self.trained_rewards = Means()
         self.last_step: StepEnded | None = None
         self.last_batch: BatchJudged | None = None
+        self.last_publish: Published | None = None
 
     def apply(self, event: AnyEvent) -> None:
         self.length_bias.apply(event)
@@ -78,6 +79,8 @@ class Progress:
                 self.last_step = event
                 if self.first_step_wall is None:
                     self.first_step_wall = event.wall
+            case Published():
+                self.last_publish = event
             case Put():
                 self.generated_tokens += sum(event.tags.get("response_tokens", ()))
 

@@ -32,6 +32,7 @@ from asyncrl.engine.loop.groups import Groups, Settlement, drop_fates, trained_f
 from asyncrl.engine.loop.run_ahead import RunAhead
 from asyncrl.engine.loop.selection import Selection, select
 from asyncrl.engine.loop.step import Gaps, Step
+from asyncrl.engine.loop.step_metrics import publish_metrics
 from asyncrl.engine.loop.versions import Versions
 from asyncrl.engine.records import Grant
 from asyncrl.engine.records.ending import LIMIT_BATCHES, LIMIT_STEPS, REWARD_REACHED
@@ -259,6 +260,7 @@ class Core:
             metrics.PROMPTS_LOST_HALF: bias.prompts.mostly_lost,
             metrics.RUN_AHEAD: self.groups.run_ahead.used,
             metrics.POLL_HITS: self.front_end.statistics().poll_hits,
+            **publish_metrics(self._progress.last_publish),
             **self._progress.alarms.metrics(),
             **self._chain.metrics(),
         }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from asyncrl.engine import metrics
+from asyncrl.engine.events.types import Published
 from asyncrl.engine.loop.stages import forward_length, row_positions
 from asyncrl.engine.records import Plan
 from asyncrl.engine.records.work import RankResult
@@ -114,3 +115,17 @@ def _error(predicted: Sequence[float], measured: Sequence[float]) -> float:
     least = 1e-3 * max(measured, default=0.0)
     pairs = [(p, m) for p, m in zip(predicted, measured, strict=True) if p > 0 and m > least]
     return sum(abs(p - m) / m for p, m in pairs) / len(pairs) if pairs else 0.0
+
+
+def publish_metrics(last: Published | None) -> dict[str, float]:
+    """Return what the last publish took and sent; zeros before the first."""
+    last = last or Published(version=0, seconds=0.0)
+    return {
+        metrics.PUBLISH_SECONDS: last.seconds,
+        metrics.PUBLISH_GATHER: last.gather_s,
+        metrics.PUBLISH_TRANSFER: last.transfer_s,
+        metrics.PUBLISH_STAGE: last.stage_s,
+        metrics.PUBLISH_PAUSE: last.pause_s,
+        metrics.PUBLISH_BYTES: last.bytes,
+        metrics.PUBLISH_SENT_BYTES: last.sent_bytes,
+    }

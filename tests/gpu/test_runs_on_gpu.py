@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 STEPS = 120
 
@@ -37,3 +38,12 @@ def test_two_ranks_learn_on_ray(tmp_path: Path) -> None:
     summary = train(tmp_path, "--set", "model.dtype=bfloat16", "--set", "trainer.packed=true")
     assert summary["reward_last_10"] > summary["reward_first_10"] + 0.2
     assert summary["data_plane_keys_left"] == 0
+
+
+@pytest.mark.timeout(300)
+def test_weights_reach_the_collector_of_a_shared_gpu_without_leaving_it(tmp_path: Path) -> None:
+    """One rank and one collector; on a host with more GPUs they have one each, and weights go by NCCL."""
+    summary = train(tmp_path, "--set", "model.dtype=bfloat16", "--set", "trainer.ranks=1")
+    way = "nccl" if torch.cuda.device_count() > 1 else "cuda_ipc"
+    assert f'"weight_transport": "{way}"' in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8")
+    assert summary["reward_last_10"] > summary["reward_first_10"] + 0.2

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -19,6 +20,7 @@ from asyncrl.engine.errors import Overdue
 from asyncrl.engine.model.causal_lm import build_model
 from asyncrl.engine.records import MicroBatch, Plan
 from asyncrl.engine.weights.base import InProcess
+from asyncrl.engine.weights.shared_file import SharedFile
 from asyncrl.trainers.backends.torch_backend import TorchBackend
 from asyncrl.trainers.loss.objective import Clip
 from asyncrl.trainers.rank import RankSettings, TrainerRank
@@ -222,6 +224,28 @@ def test_the_ratio_of_an_unchanged_policy_is_one_at_any_temperature(
     found = sums(outcome)
     assert found["ratio_sum"] / found["tokens"] == pytest.approx(1.0, abs=1e-12)
     assert found["clipped"] == 0
+
+
+def test_what_is_offered_lets_go_of_what_was_offered_before(
+    causal_mean: Any, make_backend: Any, tmp_path: Path
+) -> None:
+    """A second offer of one version keeps it, and so does a version that was sent meanwhile."""
+
+    async def main() -> None:
+        rank = TrainerRank(
+            RankSettings(0, 1, "train", learning_rate=1.0),
+            backend=make_backend(causal_mean),
+            plane=None,  # type: ignore[arg-type]
+            reducer=Alone(),
+            transport=SharedFile(tmp_path),
+            blocking=in_place,
+        )
+        first, second = await rank.weights(), await rank.weights()
+        for sent, again, kept in ((first, False, 2), (first, True, 2), (second, False, 1)):
+            await rank.offer(sent, ["collector0"], again=again)
+            assert len(list(tmp_path.iterdir())) == kept
+
+    anyio.run(main)
 
 
 def test_a_step_does_not_change_weights_that_were_sent_before(causal_mean: Any, make_backend: Any) -> None:
