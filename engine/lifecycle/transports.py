@@ -84,19 +84,19 @@ def weight_directory(config: RunConfig, way: Way) -> Iterator[Path | None]:
 class Transports:
     """What sender and receivers of a run must agree on; it travels to their processes.
 
-    `directory` is of a way through files. Those that broadcast meet at the address `meeting`.
+    `directory` is of a way through files. Those that broadcast meet at the address `meeting`, within `meet_timeout_s`.
     """
 
     way: Way
     delta: bool
     directory: Path | None
     meeting: str
-    timeout_s: float
+    meet_timeout_s: float
 
     @classmethod
     def of(cls, config: RunConfig, way: Way, directory: Path | None, meeting: str = "") -> "Transports":
         trainer = config.trainer
-        return cls(way, trainer.weight_delta, directory, meeting, trainer.publish_timeout_s)
+        return cls(way, trainer.weight_delta, directory, meeting, trainer.publish_timeout_s / 2)
 
     def build(self, name: str, device: torch.device, *, blocking: Blocking[Any]) -> WeightTransport:
         """Build the transport of the process called `name`, which computes on `device`."""
@@ -116,7 +116,7 @@ class Transports:
                 return CudaIPC(device, blocking=blocking)
             case "nccl":
                 return Broadcast(
-                    name, self.meeting, backend="nccl", device=device, timeout_s=self.timeout_s, blocking=blocking
+                    name, self.meeting, backend="nccl", device=device, timeout_s=self.meet_timeout_s, blocking=blocking
                 )
         assert self.directory is not None
         return SharedFile(self.directory) if self.way == "shared_memory" else Folder(self.directory, blocking=blocking)

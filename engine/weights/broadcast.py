@@ -21,7 +21,8 @@ from asyncrl.engine.weights.snapshots import Snapshots
 class Broadcast(WeightTransport):
     """The content is (layout, session, receivers). `name` is this process's, by which receivers are offered to.
 
-    All meet at the address `meeting`, of a TCPStore that outlives them; a broadcast takes `timeout_s` at most.
+    All meet at the address `meeting`, of a TCPStore that outlives them. To meet and to broadcast take `timeout_s` each
+    at most: half of a try, so that it ends with an error of its own, and the next one finds nobody still in it.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Broadcast(WeightTransport):
             self._leave(session, group)
             raise Overdue(
                 f"{self._name} did not finish a broadcast of {flat.numel()} bytes to {', '.join(receivers)} within "
-                f"{self._timeout_s:g} s (trainer.publish_timeout_s): {error}"
+                f"{self._timeout_s:g} s (half of trainer.publish_timeout_s): {error}"
             ) from error
 
     def _joined(self, session: int, place: int, size: int) -> ProcessGroup:

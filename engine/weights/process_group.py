@@ -45,6 +45,8 @@ class ProcessGroup:
         ]
         for work in works:
             work.wait(self._timeout)
+        if flat.is_cuda:
+            torch.cuda.current_stream(flat.device).synchronize()
 
     def abort(self) -> None:
         """End what hangs in the group; it cannot be used afterwards."""
