@@ -38,7 +38,7 @@ def choose_way(config: RunConfig, *, count_gpus: Callable[[], int] = torch.cuda.
     if config.run.runtime == "local":
         if asked in _NEED_RAY:
             raise _refused(asked, "run.runtime is local, in which all is one process", "auto, shared_memory or folder")
-        return _checked("in_process" if asked == "auto" else asked, config)  # type: ignore[arg-type]
+        return _checked("in_process" if asked == "auto" else asked, config)
     devices = _devices(config, count_gpus)
     if asked == "auto":
         if any(device.type != "cuda" for device in devices):

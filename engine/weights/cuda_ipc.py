@@ -31,7 +31,7 @@ class CudaIPC(WeightTransport):
         address = taken.flat.data_ptr()
         if address not in self._handles:
             # The buffer is kept with its handle, so that no other comes to lie at its address.
-            self._handles[address] = (taken.flat, reduce_tensor(taken.flat)[1])
+            self._handles[address] = (taken.flat, reduce_tensor(taken.flat)[1])  # type: ignore[no-untyped-call]
         return Sent((taken.layout, self._handles[address][1]), taken.number, taken.layout.bytes)
 
     def forget(self, sent: Sent) -> None:
@@ -41,7 +41,7 @@ class CudaIPC(WeightTransport):
         layout, handle = offer.content
 
         def copy() -> dict[str, torch.Tensor]:
-            shared = rebuild_cuda_tensor(*handle)
+            shared = rebuild_cuda_tensor(*handle)  # type: ignore[no-untyped-call]
             own = shared.to(self._device, copy=True)
             # Done before anybody says so: the sender then writes to the buffer again.
             torch.cuda.synchronize(shared.device)

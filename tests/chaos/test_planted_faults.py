@@ -184,7 +184,7 @@ class StampsLate(Collector):
 class Boastful(Collector):
     """A version is served before it is loaded, and stays so when it cannot be."""
 
-    async def update_weights(self, version: int, offer: Offer) -> None:  # type: ignore[override]
+    async def update_weights(self, version: int, offer: Offer) -> None:
         self.set_weight_version(version)
         await super().update_weights(version, offer)
 
@@ -241,7 +241,7 @@ class SharedClaims(PassingPlane):
 class LoadsTwice(Collector):
     """A load that was given up goes on, and the next try of its version is another one."""
 
-    async def update_weights(self, version: int, offer: Offer) -> None:  # type: ignore[override]
+    async def update_weights(self, version: int, offer: Offer) -> None:
         await self._generator.update_weights(version, await self._transport.receive(offer))
         self.set_weight_version(version)
 
