@@ -82,18 +82,21 @@ class Publisher:
             loaded[collector.name] = await collector.update_weights(version, offer)
 
         with anyio.move_on_after(limit_s) as limit:
-            async with anyio.create_task_group() as tasks:
-                receivers = [collector for collector in self._collectors if collector.name not in loaded]
+            receivers = [collector for collector in self._collectors if collector.name not in loaded]
+            async with anyio.create_task_group() as serving:
                 if receivers:
                     offer = await self._source.offer(sent, [collector.name for collector in receivers], again=again)
                     if offer.meets:
-                        tasks.start_soon(self._source.serve, offer)
-                    for collector in receivers:
-                        tasks.start_soon(send, collector, offer)
+                        serving.start_soon(self._source.serve, offer)
+                    async with anyio.create_task_group() as tasks:
+                        for collector in receivers:
+                            tasks.start_soon(send, collector, offer)
+                # Whoever joined the load of an earlier try never comes to be served: it is not waited for.
+                serving.cancel_scope.cancel()
             await versions.changed.wait_at_most(lambda: versions.published >= version, limit_s)
         late = [name for name, served in versions.served.items() if name not in loaded or served < version]
         if limit.cancelled_caught or late:
-            who = f"{', '.join(late)} did not acknowledge it" if late else "rank 0 did not finish sending it"
             raise Overdue(
-                f"version {version} was not published within {limit_s:g} s (trainer.publish_timeout_s): {who}"
+                f"version {version} was not published within {limit_s:g} s (trainer.publish_timeout_s): "
+                f"{', '.join(late)} did not acknowledge it"
             )

@@ -174,6 +174,18 @@ def test_weights_that_do_not_leave_the_trainer_are_offered_again_to_those_that_l
     assert (quick.asked, late.asked) == (1, 2)
 
 
+def test_a_version_that_all_have_loaded_waits_for_nobody_to_be_served() -> None:
+    """A load of the try before may have ended well, so that the generator never meets rank 0 in this one."""
+
+    async def body(publisher: Publisher, versions: Versions) -> None:
+        versions.acknowledge("generator", 1)
+        await publisher.publish(1, Sent({}))
+        assert virtual_clock() < 1.0
+
+    events = publishing(body, Generator(), source=Source(hangs=1))
+    assert [type(event) for event in events] == [PublishStarted, Published]
+
+
 def test_what_a_publish_took_and_sent_is_logged() -> None:
     generator = Generator(takes=Loaded(transfer_s=0.25, stage_s=0.5, pause_s=0.125, staged_bytes=80))
 
