@@ -3,8 +3,6 @@
 Invariant: receivers copy out of a buffer that is written to again only after its version was forgotten.
 """
 
-from typing import Any
-
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
@@ -21,18 +19,16 @@ class CudaIPC(WeightTransport):
         self._device = device
         self._blocking = blocking
         self._snapshots = Snapshots()
-        # Each call of reduce_tensor wraps the buffer once more, for good: one per buffer is enough.
-        self._handles: dict[int, Any] = {}
 
     def send(self, state: State) -> Sent:
         taken = self._snapshots.take(state)
         if not taken.flat.is_cuda:
             raise VersionError("cuda_ipc carries weights that lie on a GPU; trainer.device must be cuda")
-        address = taken.flat.data_ptr()
-        if address not in self._handles:
-            # The buffer is kept with its handle, so that no other comes to lie at its address.
-            self._handles[address] = (taken.flat, reduce_tensor(taken.flat)[1])  # type: ignore[no-untyped-call]
-        return Sent((taken.layout, self._handles[address][1]), taken.number, taken.layout.bytes)
+        buffer = taken.buffer
+        if buffer.handle is None:
+            # Once per buffer: each call wraps its memory once more, for good.
+            buffer.handle = reduce_tensor(buffer.memory)[1]  # type: ignore[no-untyped-call]
+        return Sent((taken.layout, buffer.handle), taken.number, taken.layout.bytes)
 
     def forget(self, sent: Sent) -> None:
         self._snapshots.forget(sent.number)
@@ -42,7 +38,7 @@ class CudaIPC(WeightTransport):
 
         def copy() -> dict[str, torch.Tensor]:
             shared = rebuild_cuda_tensor(*handle)  # type: ignore[no-untyped-call]
-            own = shared.to(self._device, copy=True)
+            own = shared[: layout.bytes].to(self._device, copy=True)
             # Done before anybody says so: the sender then writes to the buffer again.
             torch.cuda.synchronize(shared.device)
             torch.cuda.synchronize(self._device)

@@ -6,6 +6,7 @@ Invariant: a buffer is written once per version, and again only after that versi
 import threading
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 import torch
 
@@ -14,35 +15,47 @@ from asyncrl.engine.weights.base import State
 from asyncrl.engine.weights.flat import Layout
 
 
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """Memory for one version after the other, uint8. `handle` is what a transport made once to share it."""
+
+    memory: torch.Tensor
+    handle: Any = None
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One version: `flat` is uint8 (bytes,), laid out as `layout` says."""
+    """One version, at the beginning of its buffer."""
 
     number: int
     layout: Layout
-    flat: torch.Tensor
+    buffer: Buffer
+
+    @property
+    def flat(self) -> torch.Tensor:
+        """The version, uint8 (bytes,), as the layout says."""
+        return self.buffer.memory[: self.layout.bytes]
 
 
 class Snapshots:
-    """Copies on the weights' own device; buffers are allocated once and used in turn. Any thread may call."""
+    """Copies on the weights' own device, in buffers that are used in turn. Any thread may call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers = count()
         self._kept: dict[int, Snapshot] = {}
-        self._free: list[torch.Tensor] = []
+        self._free: list[Buffer] = []
 
     def take(self, state: State) -> Snapshot:
         """Copy a version; it is whole when this returns, on a GPU too."""
         layout = Layout.of(state)
         device = next((tensor.device for tensor in state.values()), torch.device("cpu"))
-        flat = self._buffer(layout.bytes, device)
-        layout.pack(state, flat)
-        if flat.is_cuda:
-            torch.cuda.current_stream(device).synchronize()
         with self._lock:
-            taken = Snapshot(next(self._numbers), layout, flat)
+            taken = Snapshot(next(self._numbers), layout, self._buffer(layout.bytes, device))
             self._kept[taken.number] = taken
+        layout.pack(state, taken.flat)
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
         return taken
 
     def get(self, number: int) -> Snapshot:
@@ -57,12 +70,18 @@ class Snapshots:
         with self._lock:
             gone = self._kept.pop(number, None)
             if gone is not None:
-                self._free.append(gone.flat)
+                self._free.append(gone.buffer)
 
-    def _buffer(self, size: int, device: torch.device) -> torch.Tensor:
-        with self._lock:
-            self._free = [flat for flat in self._free if flat.numel() == size and flat.device == device]
-            if self._free:
-                return self._free.pop()
+    def _buffer(self, size: int, device: torch.device) -> Buffer:
+        """Return the smallest free buffer that is large enough, or a new one in place of all that are too small.
+
+        What changed between versions is of another size each time: what replaces a buffer has a quarter more.
+        """
+        self._free.sort(key=lambda buffer: buffer.memory.numel())
+        for place, buffer in enumerate(self._free):
+            if buffer.memory.numel() >= size and buffer.memory.device == device:
+                return self._free.pop(place)
+        more = size // 4 if self._free else 0
+        self._free.clear()
         # Zeros, because what lies between two tensors travels too.
-        return torch.zeros(size, dtype=torch.uint8, device=device)
+        return Buffer(torch.zeros(size + more, dtype=torch.uint8, device=device))

@@ -107,7 +107,7 @@ def test_snapshots_of_a_gpu_are_whole_and_their_buffers_come_again() -> None:
     for version in range(6):
         sent = transport.send(on_gpu(weights(version)))
         taken = transport._snapshots.get(sent.number)
-        addresses.add(taken.flat.data_ptr())
+        addresses.add(taken.buffer.memory.data_ptr())
         assert_equal(taken.layout.views(taken.flat), weights(version))
         transport.forget(sent)
     assert len(addresses) == 1

@@ -17,6 +17,7 @@ from asyncrl.engine.weights.changes import apply_changes, find_changes
 from asyncrl.engine.weights.delta import Delta
 from asyncrl.engine.weights.folder import Folder
 from asyncrl.engine.weights.shared_file import SharedFile
+from asyncrl.engine.weights.snapshots import Snapshots
 from asyncrl.trainers.reducer import MeetingPoint
 
 KINDS = ("in_process", "shared_file", "folder", "gloo")
@@ -178,3 +179,21 @@ def test_a_file_that_is_not_on_this_host_is_a_clear_error(
             await line.receivers["one"].receive(Offer(sent.content))
 
     anyio.run(main)
+
+
+def test_buffers_of_forgotten_versions_are_used_again_whatever_their_size() -> None:
+    """Changes are of another size each time; a new buffer each time would fill a GPU."""
+    snapshots = Snapshots()
+    buffers = {}
+    for number in range(40):
+        state = {"words": torch.full((1000 + 7 * number % 200,), number, dtype=torch.int32)}
+        taken = snapshots.take(state)
+        buffers[taken.buffer.memory.data_ptr()] = taken.buffer
+        if number:
+            # The version before is still whole while this one was taken.
+            before = snapshots.get(number - 1)
+            assert torch.equal(before.layout.views(before.flat)["words"].unique(), torch.tensor([number - 1]).int())
+            snapshots.forget(number - 1)
+    assert len(buffers) <= 5
+    with pytest.raises(VersionError, match=r"number 3 were forgotten; kept are \[39\]"):
+        snapshots.get(3)
