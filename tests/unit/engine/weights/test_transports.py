@@ -192,7 +192,7 @@ def test_buffers_of_forgotten_versions_are_used_again_whatever_their_size() -> N
         if number:
             # The version before is still whole while this one was taken.
             before = snapshots.get(number - 1)
-            assert torch.equal(before.layout.views(before.flat)["words"].unique(), torch.tensor([number - 1]).int())
+            assert bool((before.layout.views(before.flat)["words"] == number - 1).all())
             snapshots.forget(number - 1)
     assert len(buffers) <= 5
     with pytest.raises(VersionError, match=r"number 3 were forgotten; kept are \[39\]"):
