@@ -143,7 +143,7 @@ def test_a_short_run_with_a_filter_from_the_users_folder(tmp_path: Path, runs: l
 @pytest.mark.timeout(270)
 @pytest.mark.parametrize("actor", ["CollectorActor", "RankActor"])
 def test_an_actors_death_ends_the_run_in_seconds_with_its_name(tmp_path: Path, runs: list[Run], actor: str) -> None:
-    """B1, invariant 9: exit 1, the first cause, and nothing left behind."""
+    """CASE-B1, invariant 9: exit 1, the first cause, and nothing left behind."""
     run = Run(tmp_path)
     runs.append(run)
     run.wait_for("batch_judged")

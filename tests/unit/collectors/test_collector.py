@@ -168,7 +168,7 @@ def test_a_group_is_put_whole_with_its_tags_and_columns() -> None:
 
 
 def test_a_score_that_raises_fails_its_sample_alone() -> None:
-    """B10: siblings keep their rewards; the failed one keeps its key and has nothing to train."""
+    """CASE-B10: siblings keep their rewards; the failed one keeps its key and has nothing to train."""
 
     def reward(prompt: int, index: int) -> float:
         if index == 1:
@@ -200,7 +200,7 @@ def odd_generator(odd: dict[int, tuple[float, ...]]) -> OddLogprobs:
 
 
 def test_a_completion_whose_logprobs_are_not_finite_or_too_few_fails_alone() -> None:
-    """G7, invariant 10: such numbers reach no loss, and the rewards beside them count on."""
+    """CASE-G7, invariant 10: such numbers reach no loss, and the rewards beside them count on."""
     odd = {0: (-0.5, math.nan), 1: (-math.inf, -0.5), 3: (-0.5,)}
     group = at_desk(one_group, generator=odd_generator(odd))
     assert group.statuses == ("failed", "failed", "finished", "failed")
@@ -250,7 +250,7 @@ def test_async_scores_run_together_and_fail_alone() -> None:
 
 
 def test_a_score_that_never_answers_fails_its_sample_at_its_deadline() -> None:
-    """B4's kind, FOUND-C13: the sample fails as `score_timeout`, its siblings and the next group go on."""
+    """CASE-B4's kind, FOUND-C13: the sample fails as `score_timeout`, its siblings and the next group go on."""
     task = AsyncTask(hang=True)
 
     async def work(desk: Desk) -> list[Message]:
@@ -280,7 +280,7 @@ def test_parts_of_a_reward_become_tags() -> None:
 
 
 def test_a_generation_that_raises_is_one_failure_with_its_traceback() -> None:
-    """B9, B1: the message carries the original error; siblings of the queue go on."""
+    """CASE-B9, CASE-B1: the message carries the original error; siblings of the queue go on."""
 
     def fail(call: int) -> None:
         if call == 1:
@@ -336,7 +336,7 @@ def test_a_store_that_stays_full_ends_the_collector_at_its_deadline(deadline: fl
 
 
 def test_a_group_carries_the_version_served_when_it_was_granted() -> None:
-    """A2: version 3 at dispatch, 4 loaded while it generates: keys and tag say 3."""
+    """CASE-A2: version 3 at dispatch, 4 loaded while it generates: keys and tag say 3."""
     generator = FakeGenerator(version=3, seconds=lambda _: 10.0)
 
     async def work(desk: Desk) -> GroupMeta:
@@ -355,7 +355,7 @@ def test_a_group_carries_the_version_served_when_it_was_granted() -> None:
 
 
 def test_the_version_never_goes_back() -> None:
-    """A5: 57, then 1, by either way in; nothing reaches the generator."""
+    """CASE-A5: 57, then 1, by either way in; nothing reaches the generator."""
 
     async def work(desk: Desk) -> list[int]:
         desk.collector.set_weight_version(57)
@@ -370,7 +370,7 @@ def test_the_version_never_goes_back() -> None:
 
 
 def test_a_failed_update_leaves_the_version_served() -> None:
-    """A6: the hook raises on its second call."""
+    """CASE-A6: the hook raises on its second call."""
 
     def refuse(version: int) -> float:
         if version == 2:

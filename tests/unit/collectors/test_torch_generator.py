@@ -192,7 +192,7 @@ def test_weights_change_between_batches_and_not_within(running: Any, fixed_logit
 
 
 def test_a_version_that_goes_back_is_refused(running: Any, fixed_logits: Any) -> None:
-    """A5: 57, then 1; the weights of 57 stay. The same version again, a repeated publish, is fine."""
+    """CASE-A5: 57, then 1; the weights of 57 stay. The same version again, a repeated publish, is fine."""
 
     async def main() -> None:
         async with running(fixed_logits([0.0, 0.0])) as generator:
@@ -209,7 +209,7 @@ def test_a_version_that_goes_back_is_refused(running: Any, fixed_logits: Any) ->
 
 @pytest.mark.parametrize("state", [{}, {"logits": torch.zeros(3)}, {"logits": torch.zeros(2), "more": torch.zeros(1)}])
 def test_weights_that_do_not_fit_change_nothing(running: Any, fixed_logits: Any, state: Any) -> None:
-    """A6, invariant 8: the update fails with the reason, the old version serves on, and a good update follows."""
+    """CASE-A6, invariant 8: the update fails with the reason, the old version serves on, and a good update follows."""
 
     async def main() -> None:
         async with running(fixed_logits([0.0, -math.inf])) as generator:
