@@ -167,6 +167,29 @@ def test_a_group_is_put_whole_with_its_tags_and_columns() -> None:
     assert all(row.dtype == torch.float32 and row.tolist() == [-1.0, -1.0] for row in columns[LOGPROBS])
 
 
+class SaysItOddly(FakeGenerator):
+    """Answers with tokens that no tokenizer would make of their text: `3` is one token, and so is the end."""
+
+    response = (CharTokenizer.eos_id, 5, CharTokenizer.eos_id, CharTokenizer.eos_id)
+
+    async def generate(self, request: GroupRequest) -> Sequence[Completion]:
+        size = len(self.response)
+        return [Completion(self.response, (-1.0,) * size, ((0, 0, size),), True) for _ in request.seeds]
+
+
+def test_what_is_stored_are_the_tokens_that_were_sampled_and_never_their_text_encoded_again() -> None:
+    """CASE-G7: tokens whose text encodes to others; as many log-probabilities as tokens."""
+
+    async def work(desk: Desk) -> dict[str, list[Any]]:
+        return await desk.plane.read("train", (await one_group(desk)).keys, COLUMNS)
+
+    made = SaysItOddly.response
+    assert CharTokenizer().encode(CharTokenizer().decode(list(made))) != list(made)
+    columns = at_desk(work, generator=SaysItOddly())
+    assert {tuple(row.tolist()) for row in columns[TOKENS]} == {(*CharTokenizer().encode("0>"), *made)}
+    assert {len(row) for row in columns[LOGPROBS]} == {len(made)}
+
+
 def test_a_score_that_raises_fails_its_sample_alone() -> None:
     """CASE-B10: siblings keep their rewards; the failed one keeps its key and has nothing to train."""
 

@@ -328,6 +328,7 @@ def test_groups_in_flight_at_the_end_leave_nothing_behind() -> None:
 
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_run_ahead_never_exceeds_its_limit_and_uses_all_of_it(staleness: int) -> None:
+    """CASE-B16: the one limit, whatever waits where."""
     config = simulated_config(rollout__max_staleness=staleness, rollout__groups_per_step=3, run__steps=20)
     generator = FakeGenerator(seconds=lambda call: (0.1, 2.0, 9.0)[call % 3])
     outcome = simulate(config, generators=[generator])
