@@ -96,7 +96,7 @@ class Queue:
         """The batch that sits."""
 
     def __len__(self) -> int:
-        """Return how many responses wait; those that were aborted while they did are no more among them."""
+        """Return how many responses wait; those that were aborted while they did are not among them."""
         return sum(not response.ended for response in self.members())
 
     def put(self, entry: Response | Batch) -> None:

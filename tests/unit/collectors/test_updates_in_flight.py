@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
-import numpy as np
 import pytest
+import torch
 
 from asyncrl.collectors.collector import Collector, CollectorSettings
 from asyncrl.collectors.engines.base import Chunk, Request, Result, Sampling
@@ -28,7 +28,7 @@ from asyncrl.engine.testing.scripted_engine import ScriptedEngine
 from asyncrl.engine.weights.base import InProcess
 
 SIZE, TOKENS_EACH = 4, 10
-STATE = {"w": np.zeros(2)}
+STATE = {"w": torch.zeros(2)}
 EVERY_WAY: list[OnUpdate] = ["keep", "recompute", "continue", "restart"]
 
 

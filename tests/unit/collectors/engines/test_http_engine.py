@@ -184,6 +184,7 @@ def test_a_request_that_a_server_refuses_ends_as_an_error(checkpoint: Path) -> N
 
 def test_sglang_is_not_asked_for_logprobs_that_it_does_not_have(checkpoint: Path) -> None:
     """CASE-G4: its log-probabilities are those of the distribution before the filters."""
+
     async def run() -> None:
         async with trial_of("sglang", checkpoint) as (trial, (server,)):
             for sampling in ({"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}):
