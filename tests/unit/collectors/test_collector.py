@@ -191,7 +191,7 @@ def test_what_is_stored_are_the_tokens_that_were_sampled_and_never_their_text_en
 
 
 def test_a_score_that_raises_fails_its_sample_alone() -> None:
-    """CASE-B10: siblings keep their rewards; the failed one keeps its key and has nothing to train."""
+    """CASE-B10, CASE-H1: siblings keep their rewards; the failed one keeps its key and has nothing to train."""
 
     def reward(prompt: int, index: int) -> float:
         if index == 1:
