@@ -83,8 +83,9 @@ class Step:
                 batch=batch,
                 step=step,
                 ranks=[[list(micro.keys) for micro in rank] for rank in plan.ranks],
-                fillers=sum(micro.filler for rank in plan.ranks for micro in rank),
+                fillers=len(plan.filler_places),
                 updates=plan.updates,
+                filler_places=plan.filler_places,
             )
         )
         self._log.append(StepStarted(step=step, version=step - 1, groups=list(groups)))

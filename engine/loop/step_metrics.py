@@ -47,7 +47,7 @@ class StepMetrics:
         by_name: dict[str, float] = {
             metrics.MICRO_BATCHES: sum(len(rank) for rank in plan.ranks),
             metrics.UPDATES: len(plan.parts),
-            metrics.FILLER_MICRO_BATCHES: sum(micro.filler for rank in plan.ranks for micro in rank),
+            metrics.FILLER_MICRO_BATCHES: len(plan.filler_places),
             metrics.FILLER_FRACTION: 1 - sum(planned) / sum(computed) if sum(computed) else 0.0,
             metrics.PADDING_FRACTION: self._padding(plan, lengths),
             metrics.PLANNED_IMBALANCE: imbalance(planned),

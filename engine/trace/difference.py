@@ -42,7 +42,7 @@ _NOT_DERIVED: Mapping[type, set[str]] = {
     StepEnded: {"seconds", "metrics", "rank_seconds", "predicted_seconds"},
     Put: {"group", "keys", "tags"},
 }
-_LACKING = {"digest", "updates"}
+_LACKING = {"digest", "updates", "filler_places"}
 
 
 @dataclass(frozen=True, slots=True)
