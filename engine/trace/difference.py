@@ -37,6 +37,8 @@ _NAMED_BY: Mapping[type, tuple[str, ...]] = {
     StepEnded: ("step",),
     Settled: ("group",),
 }
+DERIVED = tuple(_NAMED_BY)
+"""The types of the events that a replay derives, and compares."""
 _TIMES = {"seq", "t", "wall"}
 _NOT_DERIVED: Mapping[type, set[str]] = {
     StepEnded: {"seconds", "metrics", "rank_seconds", "predicted_seconds"},

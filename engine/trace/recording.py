@@ -9,7 +9,7 @@ from asyncrl.configs import Override, RunConfig, load
 from asyncrl.configs.load import DEFAULT_PRESET, RENAMED
 from asyncrl.engine.errors import TraceError
 from asyncrl.engine.events.log import effective_events, located_events
-from asyncrl.engine.events.types import AnyEvent, Put, Resumed, RunEnded, RunStarted
+from asyncrl.engine.events.types import Acknowledged, AnyEvent, Dispatched, Put, Resumed, RunEnded, RunStarted
 from asyncrl.engine.records import group as tag
 from asyncrl.engine.trace.untyped import check_untyped
 from asyncrl.trainers.cost.model import CostModel
@@ -88,6 +88,12 @@ class Recording:
         """The event that says how the run ended; None if the log breaks off."""
         last = self.events[-1]
         return last if isinstance(last, RunEnded) else None
+
+    @property
+    def generators(self) -> list[str]:
+        """Every generator that the log names anywhere, in alphabetical order."""
+        named = {event.generator for event in self.events if isinstance(event, Acknowledged)}
+        return sorted(named | {event.collector for event in self.events if isinstance(event, Dispatched)})
 
     @property
     def cost(self) -> Cost | None:
