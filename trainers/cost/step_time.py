@@ -4,7 +4,7 @@ Invariant: neither the slope (seconds per FLOP) nor the overhead is ever below z
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 UNIT = 1e12
@@ -82,13 +82,3 @@ class StepTime:
         slope, overhead = self._line()
         ratio = sum(s for _, s in pairs) / sum(overhead + slope * f for f, _ in pairs)
         return min(1.0, OUTLIER / ratio) ** 2
-
-    def state_dict(self) -> dict[str, object]:
-        return {"steps": self.steps, "sums": list(self.sums)}
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on from a saved state; the options stay those of this object."""
-        steps, sums = state["steps"], state["sums"]
-        if not isinstance(steps, int) or not isinstance(sums, list) or len(sums) != len(self.sums):
-            raise ValueError(f"not the state of a step-time model: {dict(state)}")
-        self.steps, self.sums = steps, [float(one) for one in sums]

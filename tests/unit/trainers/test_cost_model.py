@@ -126,25 +126,3 @@ def test_a_configuration_that_lacks_something_is_refused() -> None:
         CostModel.of({key: value for key, value in LLAMA.items() if key != "num_hidden_layers"})
     with pytest.raises(ValueError, match="layer 0 is 'linear_attention'"):
         CostModel.of(LLAMA | {"layer_types": ["linear_attention", "full_attention"]})
-
-
-def test_the_fit_finds_scale_and_overhead() -> None:
-    model = CostModel.of(LLAMA)
-    flops = [1e6, 3e6, 1e7, 4e7]
-    fitted = model.fitted_to([(f, 0.002 + 3e-9 * f) for f in flops])
-    assert fitted.seconds_per_flop == pytest.approx(3e-9)
-    assert fitted.overhead_s == pytest.approx(0.002)
-    assert fitted.seconds(2e7) == pytest.approx(0.062)
-    assert fitted.flops(np.array([5])) == model.flops(np.array([5]))
-
-
-def test_the_fit_takes_no_negative_overhead_and_no_nonsense() -> None:
-    model = CostModel.of(LLAMA)
-    falling = model.fitted_to([(1e6, 0.001), (1e7, 0.0102), (1e8, 0.11)])
-    assert falling.overhead_s == 0
-    assert falling.seconds_per_flop == pytest.approx(1.05e-9, rel=0.05)
-    assert model.fitted_to([]) == model
-    assert model.fitted_to([(float("nan"), 1.0), (1.0, float("inf")), (0.0, 1.0), (1.0, -1.0)]) == model
-    once = CostModel.of(LLAMA).fitted_to([(2e6, 0.004), (2e6, 0.004)])
-    assert once.overhead_s == 0
-    assert once.seconds(2e6) == pytest.approx(0.004)
