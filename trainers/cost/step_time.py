@@ -10,19 +10,20 @@ from dataclasses import dataclass, field
 UNIT = 1e12
 """FLOPs in the sums, so that their squares stay near 1."""
 OUTLIER = 3.0
-"""A step that took as many times longer than predicted, or more, counts less."""
+"""A step that takes more than this many times the predicted seconds counts less."""
 SPREAD = 1e-3
-"""FLOPs that vary less than this share tell nothing about the overhead."""
+"""If the FLOPs vary by less than this share, they do not tell the overhead."""
 
 
 @dataclass(slots=True)
 class StepTime:
-    """Least squares of (FLOPs, seconds) of ranks; each later step makes a step count `forgetting` times as much.
+    """Least squares of (FLOPs, seconds) of ranks; each later step multiplies the weight of the steps before it by
+    `forgetting`.
 
     The first `skip_steps` steps, which compile and warm up, are not counted. A step that takes r > 3 times
     as long as predicted counts (3 / r)^2: one more compilation hardly matters, a machine that has become
     slower does after some steps. The sums are those of recursive least squares with exponential forgetting
-    (L. Ljung, "System Identification", 2nd edition, 1999, section 11.2), kept as such.
+    (L. Ljung, "System Identification", 2nd edition, 1999, section 11.2).
     """
 
     forgetting: float = 0.95
