@@ -205,7 +205,7 @@ class FrontEnd:
         )
 
     async def _gate(self, batch: Batch, wanted: int) -> None:
-        """In mode `gate`, wait while a claim would make a later group too old; after one time-out wait no more."""
+        """In mode `gate`, wait while a claim would make a later group too old, until the batch has timed out once."""
         may_pass = partial(self._passes_gate, batch, wanted)
         if self._settings.stale_mode != "gate" or batch.gate_overdue or may_pass():
             return
