@@ -47,7 +47,7 @@ class Prompts(Protocol):
         """Return whether another group can still arrive; `in_flight` says whether any is on its way."""
 
     def lost(self, grant: Grant, reason: str) -> None:
-        """Hear of a group that got too old, or was recalled."""
+        """Note that a group got too old, or was recalled."""
 
 
 class Core:
@@ -147,7 +147,7 @@ class Core:
         return TrainedBatch(version, await self._settle_and_send(_settlements(training, selection)), batch.judged)
 
     def close(self, batch: Batch, trained: TrainedBatch | None) -> None:
-        """Note what became of a batch, taken or not. NothingLearned after `run.max_empty_batches` without a step."""
+        """Note what became of a batch. NothingLearned after `run.max_empty_batches` in a row without a step."""
         self._waits_for, self._waits_since = "batch", self._clock()
         if trained is not None:
             self._unpublished[trained.version] = trained.groups

@@ -20,7 +20,7 @@ from asyncrl.engine.records import Grant
 
 
 class Dispatcher:
-    """Grants groups to collectors. `held_up` says that a whole batch waits for the trainer, for `rollout.pacing`."""
+    """Grants groups to collectors. `held_up`, for `rollout.pacing`, tells whether a batch waits for the trainer."""
 
     def __init__(
         self,

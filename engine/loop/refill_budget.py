@@ -30,7 +30,7 @@ class RefillBudget:
             self._handed_on.append(batch)
 
     def wanted(self, batch: Batch) -> int:
-        """Return how many groups to judge next; 0 when the batch is complete. RefillExhausted by configuration."""
+        """Return how many groups to judge next; 0 if the batch is complete. RefillExhausted if so configured."""
         policy, per_step = self._policy, self._groups_per_step
         if policy is None:
             return per_step - len(batch.judged)

@@ -12,7 +12,7 @@ log = structlog.get_logger()
 
 
 class Retirement:
-    """Counts failures by prompt. A run has so many `prompts`; with `after` None none is retired."""
+    """Counts failures by prompt. `prompts` is the number of the run's prompts; with `after` None none is retired."""
 
     def __init__(self, after: int | None, *, prompts: int) -> None:
         self._after = after
