@@ -94,7 +94,7 @@ class Balance:
                 self._end(event)
 
     def choose(self) -> str:
-        """Return the collector that should get the next group; among equals the one with least in flight, then by name."""
+        """Return the collector that should get the next group; ties go to the least in flight, then by name."""
         if self._exact:
             return min(self._paces, key=lambda name: self._paces[name].granted)
         if not self._ranked:
