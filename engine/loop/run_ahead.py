@@ -13,12 +13,12 @@ class RunAhead:
     old when its turn comes. Then 0 and 1 give their capacity back, and groups 4 and 5 may go.
     """
 
-    def __init__(self, limit: int, changed: Signal | None = None) -> None:
+    def __init__(self, limit: int) -> None:
         if limit < 1:
             raise ValueError(f"run-ahead limit is {limit}; it must be at least 1")
         self.limit = limit
         self._out: set[int] = set()
-        self.changed = changed or Signal()
+        self.changed = Signal()
 
     @property
     def used(self) -> int:

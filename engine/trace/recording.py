@@ -29,10 +29,6 @@ _TAGS = frozenset(
 )
 
 
-_UNUSED_COST = {"seconds_per_flop", "overhead_s"}
-"""Fields of the cost model in older logs on which no plan depends."""
-
-
 @dataclass(frozen=True, slots=True)
 class Recording:
     """The events that count, without those that a resume voided."""
@@ -106,8 +102,8 @@ class Recording:
         if started is None or started.cost is None:
             return None
         try:
-            fields = {name: value for name, value in started.cost.items() if name not in _UNUSED_COST}
-            return CostModel(**{**fields, "attention": tuple(map(tuple, started.cost["attention"]))}).flops
+            # Older logs have more fields, of which every run had the defaults.
+            return CostModel(started.cost["linear"], tuple(map(tuple, started.cost["attention"]))).flops
         except (KeyError, TypeError, ValueError) as error:
             raise TraceError(f"event {started.seq}, run_started: its cost model cannot be read: {error!r}") from error
 

@@ -24,26 +24,23 @@ ALIASES = {
     "intermediate_size": ("n_inner", "ffn_dim"),
     "num_experts": ("num_local_experts", "n_routed_experts"),
 }
-TRAIN, FORWARD = 3.0, 1.0
-"""Passes in units of the forward's FLOPs: the backward costs two (Kaplan et al. 2020, section 2.1, C = 6N)."""
+PASSES = 3.0
+"""Forward and backward, in units of the forward's FLOPs (Kaplan et al. 2020, section 2.1, C = 6N)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """FLOPs of a sample of n tokens: passes * (linear * n + sum over windows of pair FLOPs * pairs(n, window)).
+    """FLOPs to train a sample of n tokens: PASSES * (linear * n + sum over windows of pair FLOPs * pairs(n, window)).
 
     `attention` holds (window, FLOPs of one pair of positions over all layers with that window); window 0 stands for
-    no window. Kernels that are `causal` skip the pairs above the diagonal and outside the window; without `causal`
-    every pair of the sample is computed.
+    no window. Kernels are causal: they skip the pairs above the diagonal and outside the window.
     """
 
     linear: float
     attention: tuple[tuple[int, float], ...]
-    passes: float = TRAIN
-    causal: bool = True
 
     @classmethod
-    def of(cls, config: Any, *, passes: float = TRAIN, causal: bool = True) -> "CostModel":
+    def of(cls, config: Any) -> "CostModel":
         """Read a Hugging Face configuration, an object or a mapping; ValueError if it lacks something."""
         fields = _fields(config)
         layers, hidden = _number(fields, "num_hidden_layers"), _number(fields, "hidden_size")
@@ -52,22 +49,21 @@ class CostModel:
         head = hidden * _number(fields, "vocab_size")
         windows = Counter(_window(fields, layer) for layer in range(layers))
         attention = tuple((window, 2.0 * pair * count) for window, count in sorted(windows.items()))
-        return cls(2.0 * (layers * projections + feed_forward + head), attention, passes, causal)
+        return cls(2.0 * (layers * projections + feed_forward + head), attention)
 
     def flops(self, tokens: Ints) -> Floats:
         """Return the FLOPs of samples of these numbers of tokens."""
         length = np.asarray(tokens, np.float64)
         total = self.linear * length
         for window, pair in self.attention:
-            total = total + pair * self._pairs(length, window)
-        return self.passes * total
+            total = total + pair * _pairs(length, window)
+        return PASSES * total
 
-    def _pairs(self, length: Floats, window: int) -> Floats:
-        """Return the pairs of positions that attend: n(n + 1) / 2 if causal, and at most `window` per position."""
-        if not self.causal:
-            return length * length
-        reach = np.minimum(length, window) if window else length
-        return reach * (reach + 1) / 2 + (length - reach) * reach
+
+def _pairs(length: Floats, window: int) -> Floats:
+    """Return the pairs of positions that attend: n(n + 1) / 2, and at most `window` per position."""
+    reach = np.minimum(length, window) if window else length
+    return reach * (reach + 1) / 2 + (length - reach) * reach
 
 
 def _fields(config: Any) -> Mapping[str, Any]:
