@@ -1,4 +1,4 @@
-"""What the controller drives, whatever world it runs in: handles on actors, and prompts."""
+"""What the controller drives, on any runtime: handles on actors, and prompts."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """A data-parallel trainer rank: fetches its own rows, runs its micro-batches, steps with the others.
 
-Invariant: after every update all ranks hold equal weights, since all apply the same summed gradient.
+Invariant: after every update all ranks hold equal weights, because all apply the same summed gradient.
 """
 
 import time
@@ -29,10 +29,10 @@ from asyncrl.trainers.siblings import OnlyChild, Siblings
 
 @dataclass(frozen=True, slots=True)
 class RankSettings:
-    """Which of so many ranks it is, and what it reads and steps by.
+    """The number of this rank among all `ranks`, what it reads, and how it steps.
 
-    `extras` are further columns, of tensors, which go to the backend with every micro-batch; `peak_flops` is of its
-    device, in FLOPs per second, 0 if not known. A step takes `min_step_s` at least.
+    `extras` are further tensor columns, which go to the backend with every micro-batch. `peak_flops` is the peak of its
+    device in FLOP/s; 0 if it is not known. A step takes at least `min_step_s`.
     """
 
     rank: int
@@ -46,7 +46,7 @@ class RankSettings:
 
 
 class TrainerRank:
-    """One rank. The driver calls its methods one at a time, but for `events`. Its `siblings` share replica and rows."""
+    """One rank. The driver calls one method at a time, except `events`. Its `siblings` share its replica and rows."""
 
     def __init__(
         self,
@@ -106,10 +106,10 @@ class TrainerRank:
         )
 
     async def logprobs(self, work: ForwardWork) -> dict[str, tuple[float, float]]:
-        """Run a forward-only stage, under the policy or the frozen reference, and leave its column if asked.
+        """Run a forward-only stage under the policy or the frozen reference; with `work.write`, write its column.
 
-        Return, by key, the largest size and the mean of log π - log π_sampler over trained tokens; nothing
-        for the reference, which is not compared.
+        Return, by key, the largest absolute value and the mean of log π - log π_sampler over trained tokens. The
+        reference is not compared, so nothing is returned for it.
         """
         reference = work.reference
         columns = (*((TOKENS,) if reference else COLUMNS), *self._settings.extras)
@@ -129,7 +129,7 @@ class TrainerRank:
         return gaps
 
     async def _write_back(self, column: str, values: dict[str, torch.Tensor]) -> None:
-        """Write a column by key. The one leader of the siblings writes, always, whoever fetched the rows."""
+        """Write a column by key. Of siblings only the leader writes, whoever fetched the rows."""
         if values and self._siblings.index == 0:
             await self._plane.write(self._settings.partition, column, values, writer=self.name)
 
@@ -154,15 +154,15 @@ class TrainerRank:
         return loss
 
     async def weights(self) -> Any:
-        """Return a handle on the weights as they are now."""
+        """Return a handle on the current weights."""
         return await self._blocking(lambda: self._transport.send(self._backend.state()))
 
     async def digest(self) -> dict[str, int]:
-        """Return sums over the weights as they are now, by which ranks are compared."""
+        """Return sums over the current weights, by which ranks are compared."""
         return await self._blocking(lambda: digest(self._backend.state()))  # type: ignore[no-any-return]
 
     async def events(self, after_seq: int, wait_s: float) -> list[Numbered]:
-        """Answer the supervisor's long poll; a rank reports nothing but that it lives."""
+        """Answer the controller's long poll. A rank has nothing to report; its answer shows that it lives."""
         return await self._outbox.after(after_seq, wait_s)
 
     async def _update(self, learning_rate: float) -> float:
@@ -171,7 +171,7 @@ class TrainerRank:
 
 
 def rows_of(work: Work, batch: MicroBatch, values: Values) -> Rows:
-    """Join a micro-batch's part of the work with the columns read for it; what has no other use is an extra."""
+    """Join a micro-batch's part of the work with the columns read for it; any other column is an extra."""
     known = {*COLUMNS, TRAINER_LOGPROBS, REFERENCE_LOGPROBS}
     samples = [work.samples[key] for key in batch.keys]
     return Rows(

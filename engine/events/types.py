@@ -172,6 +172,7 @@ class Planned(Event, frozen=True, kw_only=True, tag="planned"):
     """Per rank, per micro-batch: keys. Fillers repeat a key with weight zero.
 
     `updates` says how many of every rank's micro-batches make up each optimizer update; empty: all are one.
+    `filler_places` has the rank and the position of each filler, from 0; older logs have only their number.
     """
 
     batch: int
@@ -179,6 +180,7 @@ class Planned(Event, frozen=True, kw_only=True, tag="planned"):
     ranks: list[list[list[str]]]
     fillers: int
     updates: tuple[int, ...] = ()
+    filler_places: tuple[tuple[int, int], ...] = ()
 
 
 class StepStarted(Event, frozen=True, kw_only=True, tag="step_started"):

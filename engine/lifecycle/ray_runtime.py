@@ -1,4 +1,4 @@
-"""`runtime: ray`: Ray, TransferQueue and one process an actor, all on this node's loopback.
+"""`runtime: ray`: Ray, TransferQueue and one process per actor, all on this node's loopback.
 
 Invariant: whatever was started here is gone when the context ends, however it ends.
 """
@@ -35,7 +35,7 @@ from asyncrl.trainers.reducer import MeetingPoint
 
 log = structlog.get_logger()
 
-# The limit of a call whose caller has a limit of its own, and says what went wrong with it.
+# The limit of a call whose caller has a limit of its own, with an error that says more.
 _CALLERS_S = float("inf")
 
 
@@ -145,7 +145,7 @@ async def ray_cluster() -> AsyncIterator[None]:
 
 def _start_ray() -> None:
     # Ray's processes inherit what this thread blocks. A terminal that closes sends SIGHUP to all of them: they
-    # would die before the driver, which takes it, has settled. The driver's own threads hear it all the same.
+    # would die before the driver has settled the run. The driver's own threads still get the signal.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         ray.init(
@@ -165,7 +165,7 @@ def _start_ray() -> None:
 async def ray_deployment(
     config: RunConfig, prepared: PreparedTask, *, taggers: Mapping[str, Tagger] = MappingProxyType({})
 ) -> AsyncIterator[Deployment]:
-    """Start the actors and TransferQueue on a running Ray, all at once; end them with the context.
+    """Start the actors and TransferQueue at the same time on a running Ray; end them with the context.
 
     `taggers` are those of filters that are not in the configuration; ConfigError if they cannot be pickled.
     """
@@ -186,15 +186,15 @@ async def ray_deployment(
         RemoteRank(f"rank{i}", ray.remote(RankActor).options(**remote).remote(config, i, user_path), config)
         for i in range(config.trainer.ranks)
     ]
-    # TransferQueue starts its storage units after its controller; meanwhile idle workers, which they
-    # will take over, import what they need.
+    # TransferQueue starts its storage units after its controller. Meanwhile idle workers import what the units will
+    # need, and the units then run in these workers.
     warm = ray.remote(num_cpus=0)(_import_transfer_queue)
     for _ in range(config.data_plane.storage_units):
         warm.remote()
     start_s = config.supervision.start_timeout_s
     async with AsyncExitStack() as stack:
         stack.callback(_kill, [handle.actor for handle in (*collectors, *ranks)])
-        # Here, so that it is there before the first rank and outlives the last.
+        # Made here, so that it exists before the first rank and outlives the last.
         meeting = MeetingPoint()
         try:
             with anyio.fail_after(start_s):
@@ -230,7 +230,7 @@ async def ray_deployment(
 
 
 def _pickled(taggers: Mapping[str, Tagger]) -> bytes:
-    """Pickle taggers, functions of a notebook too, which no other process can import."""
+    """Pickle taggers; also functions of a notebook, which other processes cannot import."""
     try:
         pickled: bytes = ray.cloudpickle.dumps(dict(taggers))
     except Exception as error:  # The edge of user code: what a tagger holds may raise anything.

@@ -48,7 +48,7 @@ from asyncrl.filters import Chain
 
 log = structlog.get_logger()
 
-# With the data plane gone nothing can be put in order; collectors get this long to let go.
+# Without the data plane nothing can be settled any more, so collectors get only this long to stop.
 _DOWN_STOP_S = 2.0
 
 
@@ -109,7 +109,7 @@ class Controller:
         self._ending: Ending | None = None
 
     async def run(self) -> Ending:
-        """Run to an ending; never raises but for cancellation from outside. Nothing of the run stays behind."""
+        """Run to an ending, and leave nothing of the run behind. Only cancellation from outside is raised."""
         try:
             async with anyio.create_task_group() as tasks:
                 await self._start(tasks)
@@ -135,13 +135,13 @@ class Controller:
         return f"trainer for {trainer}, collectors for {'generation' if groups.in_flight else collectors}"
 
     def interrupt(self, ending: Ending | None = None) -> None:
-        """Finish the step that runs, settle, and end: as `ending` says, or with code 130."""
+        """Finish the step that runs, settle, and end as `ending` says; without one, with code 130."""
         self._ending = self._ending or ending or Ending(130, INTERRUPTED)
         self._prompts.close()
         self.core.front_end.close()
 
     async def keys_left(self, partition: str) -> int | None:
-        """Count keys in the data plane; None when it no longer answers."""
+        """Count the keys in the data plane; None if it no longer answers."""
         try:
             return len(await self._deployment.plane.keys(partition))
         except (AsyncRLError, OSError):
@@ -228,7 +228,7 @@ class Controller:
 
     def _close(self, batch: Batch, trained: TrainedBatch | None) -> None:
         self.core.close(batch, trained)
-        # Once per row of such batches: the alarms tell of the rest.
+        # Only at the first of several such batches in a row; the alarms tell of the others.
         if trained is None and self._progress.alarms.learning.in_vain.batches == 1:
             log.warning(
                 "a batch without anything to train is not a step",
@@ -248,7 +248,7 @@ class Controller:
         self._prompts.close()
 
     async def _stop(self, *, plane_is_down: bool) -> None:
-        """Stop collectors, then settle what has no fate; bounded, also when actors are gone."""
+        """Stop collectors, then settle all groups without a fate; each within a limit, even if actors are gone."""
         limit = _DOWN_STOP_S if plane_is_down else self._config.supervision.stop_timeout_s
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
@@ -259,9 +259,9 @@ class Controller:
 
 
 async def _attempt(call: Callable[[], Any], limit_s: float) -> None:
-    """Await `call` as far as it goes: at the end of a run the first cause is known already."""
+    """Await `call` within a limit, and only log its error: at the end of a run the first cause is known already."""
     try:
         with anyio.move_on_after(limit_s):
             await call()
-    except Exception as error:  # The stop's edge: whatever it is, it came after the first cause.
+    except Exception as error:  # The edge of the stop: this error came after the first cause.
         log.warning("could not stop in order", error=repr(error))
