@@ -1,8 +1,10 @@
 """Text to token ids and back: a character tokenizer, or a Hugging Face one beside a checkpoint."""
 
+from pathlib import Path
 from typing import Any, Protocol
 
 from asyncrl.engine.errors import ConfigError
+from asyncrl.engine.model.folder import Note
 from asyncrl.engine.model.settings import end_tokens
 
 _ALPHABET = "0123456789abcdefghijklmnopqrs>"
@@ -29,7 +31,13 @@ class CharTokenizer:
 
     pad_id = 0
     eos_id = 1
+    pad_text, eos_text = "<pad>", "<eos>"
     vocab_size = 2 + len(_ALPHABET)
+
+    @classmethod
+    def vocabulary(cls) -> dict[str, int]:
+        """Return the id of each token's text."""
+        return {text: i for i, text in enumerate((cls.pad_text, cls.eos_text, *_ALPHABET))}
 
     def encode(self, text: str) -> list[int]:
         """Return one id a character; ConfigError names a character that has none."""
@@ -97,8 +105,11 @@ class HuggingFaceTokenizer:
 
 
 def load_tokenizer(path: str | None, *, add_bos: bool | None = None) -> Tokenizer:
-    """Return the tokenizer of a checkpoint folder, or the character tokenizer for none.
+    """Return the tokenizer of a checkpoint folder, or the character tokenizer for none and for what a run of it saved.
 
     ConfigError for one that cannot be loaded, or lacks an end token.
     """
-    return CharTokenizer() if path is None else HuggingFaceTokenizer(path, add_bos=add_bos)
+    note = None if path is None else Note.read(Path(path))
+    if path is None or (note is not None and note.characters):
+        return CharTokenizer()
+    return HuggingFaceTokenizer(path, add_bos=add_bos)

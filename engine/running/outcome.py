@@ -34,7 +34,8 @@ class Summary:
 
     Rewards are means over all samples judged in the first or last 10 batches, None where there was no batch.
     `trained_age_histogram` counts trained samples by age, in weight versions. `ledger` counts samples by fate.
-    `exit_code` is the command's: 0 done, 1 failed, 128 and a signal's number: interrupted.
+    `model` names the folders of saved models with their version and mean reward, and counts failed saves; None if the
+    run saves none. `exit_code` is the command's: 0 done, 1 failed, 128 and a signal's number: interrupted.
     """
 
     directory: Path
@@ -56,6 +57,7 @@ class Summary:
     ledger: Mapping[str, Any]
     data_plane_keys_left: int | None
     filters: Mapping[str, Any]
+    model: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, content: Mapping[str, Any], directory: Path) -> "Summary":
@@ -65,6 +67,7 @@ class Summary:
             exit_code=content["exit"]["code"],
             exit_reason=content["exit"]["reason"],
             trained_age_histogram={int(age): count for age, count in content["trained_age_histogram"].items()},
+            model=content.get("model"),
             **{name: content[name] for name in _PLAIN},
         )
 
@@ -77,6 +80,7 @@ class Summary:
         """Return what `summary.json` holds."""
         return {
             **{name: getattr(self, name) for name in _PLAIN},
+            "model": self.model,
             "trained_age_histogram": {str(age): count for age, count in self.trained_age_histogram.items()},
             "exit": {"code": self.exit_code, "reason": self.exit_reason},
         }
