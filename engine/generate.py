@@ -1,15 +1,16 @@
-"""Answers from what a run has learned, or from any Hugging Face folder, on the native engine."""
+"""Answers from what a run has learned, or from any Hugging Face folder."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
-from asyncrl.collectors.engines.base import Chunk, Request, Sampling
+from asyncrl.collectors.engines.base import Chunk, Request, Result, Sampling
+from asyncrl.collectors.generators.base import Generator, GroupRequest
 from asyncrl.configs.schema import MIN_TEMPERATURE
 from asyncrl.engine.errors import ConfigError, GenerationError
 from asyncrl.engine.events.segments import FILE_NAME as EVENTS
@@ -19,7 +20,6 @@ from asyncrl.engine.records.ending import first_cause
 from asyncrl.engine.running.threads import run_beside_loop
 
 if TYPE_CHECKING:
-    from asyncrl.collectors.engines.native import NativeEngine
     from asyncrl.engine.model.tokenizer import Tokenizer
 
 OnText = Callable[[int, int, str], Any]
@@ -28,6 +28,34 @@ ROWS = 64
 CACHE_BYTES = 4 * 2**30
 """Fewer do if their keys and values would take more than this."""
 _LOADS = 3
+
+
+class _Engine(Protocol):
+    """What answers are asked of: chunks of tokens, and where there is one a result at the end."""
+
+    async def prepare(self) -> None: ...
+
+    async def run(self) -> None: ...
+
+    def generate(self, request: Request) -> AsyncGenerator[Chunk | Result, None]: ...
+
+
+class _InBatches:
+    """Answers of a generator of whole batches, each in one piece."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+        self.run = generator.run
+
+    async def prepare(self) -> None:
+        """Nothing has to be made ready."""
+
+    async def generate(self, request: Request) -> AsyncGenerator[Chunk | Result, None]:
+        sampling = request.sampling
+        temperature = sampling.temperature or MIN_TEMPERATURE  # As good as the likeliest token: logits are divided.
+        asked = GroupRequest(request.prompt_ids, (request.seed,), sampling.max_new_tokens, temperature)
+        for completion in await self._generator.generate(asked):
+            yield Chunk(completion.token_ids, completion.logprobs)
 
 
 def generate(
@@ -62,7 +90,7 @@ def generate(
     ]
     if not requests:
         return []
-    engine = _engine(model, requests)
+    engine = _engine(model, requests, tokenizer=tokenizer, stop_ids=stop_ids)
     try:
         answers = run_beside_loop(lambda _: anyio.run(_answer, engine, requests, tokenizer, samples, on_text))
     except ExceptionGroup as group:
@@ -143,9 +171,12 @@ def _load_once(path: str) -> "tuple[Any, Tokenizer, tuple[int, ...]]":
     return model.to(choose_device("auto", 0)), tokenizer, stop_ids
 
 
-def _engine(model: Any, requests: Sequence[Request]) -> "NativeEngine":
+def _engine(model: Any, requests: Sequence[Request], *, tokenizer: "Tokenizer", stop_ids: Sequence[int]) -> _Engine:
+    """Return what decodes: the native engine, or whole batches for a model that it cannot run."""
     from asyncrl.collectors.engines.native import NativeEngine
     from asyncrl.collectors.engines.settings import NativeSettings
+    from asyncrl.collectors.generators.cached import check_cached
+    from asyncrl.collectors.generators.torch_generator import TorchGenerator
     from asyncrl.engine.aio.blocking import in_place
 
     length = max(len(request.prompt_ids) + request.sampling.max_new_tokens for request in requests)
@@ -156,11 +187,24 @@ def _engine(model: Any, requests: Sequence[Request]) -> "NativeEngine":
             f"together, and the model has {positions} positions; lower max_new_tokens"
         )
     settings = NativeSettings(rows=min(len(requests), ROWS), length=max(length, 2), cache_bytes=CACHE_BYTES)
-    return NativeEngine(model, settings, blocking=in_place)
+    try:
+        return NativeEngine(model, settings, blocking=in_place)
+    except ConfigError:  # A model whose layers it does not know; a run would fall back in the same way.
+        check_cached(model, pad_id=tokenizer.pad_id)
+    generator = TorchGenerator(
+        model,
+        eos_id=tokenizer.eos_id,
+        stop_ids=stop_ids,
+        pad_id=tokenizer.pad_id,
+        decode_samples=ROWS,
+        alone=False,
+        blocking=in_place,
+    )
+    return _InBatches(generator)
 
 
 async def _answer(
-    engine: "NativeEngine",
+    engine: _Engine,
     requests: Sequence[Request],
     tokenizer: "Tokenizer",
     samples: int,

@@ -136,6 +136,8 @@ class Controller:
     @property
     def waits_for(self) -> str:
         """What trainer and collectors wait for, in words."""
+        if self._saver is not None and self._saver.finishing:
+            return "the last model to be saved"
         groups = self.core.groups.statistics()
         collectors = "prompts" if groups.run_ahead < groups.run_ahead_limit else "capacity"
         trainer = self.core.trainer_waits_for if self._works else "start"

@@ -62,6 +62,12 @@ class ModelSaver:
         self._under_way: anyio.Event | None = None
         self._saved: dict[str, Note] = {}
         self._errors: list[Exception] = []
+        self._finishing = False
+
+    @property
+    def finishing(self) -> bool:
+        """Whether the last version is being saved, which is all that the run still does."""
+        return self._finishing
 
     async def after_step(self, version: int, tasks: TaskGroup) -> None:
         """Save the version that a step has made, if it is due; the writing goes on in `tasks`."""
@@ -83,6 +89,7 @@ class ModelSaver:
         limit_s, last = self._settings.timeout_s, self._saved.get(LAST)
         if not version or (last is not None and last.version == version):
             return ending
+        self._finishing = True
         with anyio.CancelScope(shield=True):
             note = await self._attempt(self._hold, min(limit_s, stop_s) if ending.code == 1 else limit_s)
             if note is not None:

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.model.folder import Note
-from asyncrl.engine.model.settings import end_tokens
+from asyncrl.engine.model.settings import end_tokens, why_not_loaded
 
 _ALPHABET = "0123456789abcdefghijklmnopqrs>"
 
@@ -65,9 +65,11 @@ class HuggingFaceTokenizer:
         from transformers import AutoTokenizer
 
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-            raise ConfigError(f"model.path is {path!r}, whose tokenizer transformers cannot load: {error}") from error
+            raise ConfigError(
+                f"model.path is {path!r}, whose tokenizer transformers cannot load: {why_not_loaded(error)}"
+            ) from error
         ends = [self._tokenizer.eos_token_id, *end_tokens(path)]
         eos = next((int(end) for end in ends if end is not None), None)
         if eos is None:

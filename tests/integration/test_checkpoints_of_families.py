@@ -35,7 +35,7 @@ LLAMA3 = {
 GPT2: dict[str, Any] = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
 
 
-def digits(*, bos: bool = False, **special: str) -> PreTrainedTokenizerFast:
+def digits(*, bos: bool = False, **special: str | None) -> PreTrainedTokenizerFast:
     """One token for each digit; with `bos` a text begins with `<s>`."""
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -87,6 +87,7 @@ class Case:
     shard: str = "5GB"
     generation: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    edited: dict[str, dict[str, Any]] = field(default_factory=dict)
     refused: str = ""
 
     def save(self, folder: Path) -> Path:
@@ -100,6 +101,9 @@ class Case:
         model.save_pretrained(folder, max_shard_size=self.shard)
         if self.generation:
             (folder / "generation_config.json").write_text(json.dumps(self.generation), encoding="utf-8")
+        for name, values in self.edited.items():
+            found = json.loads((folder / name).read_text(encoding="utf-8"))
+            (folder / name).write_text(json.dumps({**found, **values}), encoding="utf-8")
         return folder
 
 
@@ -130,6 +134,38 @@ CASES = {
     "gpt2_one_special_token": Case("GPT2", {**GPT2, "eos_token_id": 256}, in_bytes, vocabulary=257),
     "phi_partial_rotary": Case("Phi", {**HEADS, "num_key_value_heads": 2, "partial_rotary_factor": 0.5}),
     "phi3_sliding": Case("Phi3", {**HEADS, "sliding_window": 4}),
+    "bloom_without_the_native_engine": Case("Bloom", {"n_layer": 2, "n_head": 2}),
+    "generation_settings_that_contradict": Case(
+        "Llama", HEADS, generation={"eos_token_id": 1, "do_sample": False, "temperature": 0.6}
+    ),
+    "rope_as_it_was_written_before": Case(
+        "Llama",
+        HEADS,
+        edited={"config.json": {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}},
+    ),
+    "bert_that_sees_what_comes": Case(
+        "Bert", {"num_attention_heads": 2, "intermediate_size": 24}, refused="it cannot be trained"
+    ),
+    "model_with_code_of_its_own": Case(
+        "Llama",
+        HEADS,
+        edited={"config.json": {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}}},
+        refused="asyncrl runs no code of a checkpoint",
+    ),
+    "tokenizer_with_code_of_its_own": Case(
+        "Llama",
+        HEADS,
+        edited={
+            "tokenizer_config.json": {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}
+        },
+        refused="asyncrl runs no code of a checkpoint",
+    ),
+    "quantized": Case(
+        "Llama",
+        HEADS,
+        edited={"config.json": {"quantization_config": {"quant_method": "gptq", "bits": 4}}},
+        refused="weights are quantized (gptq)",
+    ),
     "no_end_token_in_tokenizer": Case("Llama", HEADS, lambda: digits(eos_token=None), generation={"eos_token_id": 3}),
     "no_end_token_at_all": Case(
         "Llama", {**HEADS, "eos_token_id": None}, lambda: digits(eos_token=None), refused="has no end token"

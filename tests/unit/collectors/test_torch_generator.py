@@ -227,7 +227,7 @@ def test_weights_that_do_not_fit_change_nothing(running: Any, fixed_logits: Any,
 def test_a_model_whose_forward_keeps_all_logits_says_the_same(running: Any, llama: Any) -> None:
     """Not every architecture takes `logits_to_keep`."""
 
-    class Plain(LlamaForCausalLM):
+    class Plain(LlamaForCausalLM):  # type: ignore[misc]
         def forward(
             self, input_ids: Any, attention_mask: Any, position_ids: Any, past_key_values: Any, use_cache: bool
         ) -> Any:
