@@ -220,7 +220,8 @@ async def _answer(
                 if isinstance(item, Chunk):
                     send.send_nowait(item.token_ids)
                 elif item.finish in ("error", "abort"):
-                    raise GenerationError(f"prompt {request.group} was not answered: {item.error or item.finish}")
+                    what = f"prompt {request.group} (the first is 0)"
+                    raise GenerationError(f"{what} was not answered: {item.error or item.finish}")
 
     async with anyio.create_task_group() as tasks:
         await engine.prepare()

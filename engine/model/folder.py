@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from asyncrl.engine.errors import ConfigError
@@ -42,8 +42,9 @@ class Note:
         found = read_json(folder / NOTE)
         if found.pop("format", None) != FORMAT:
             raise ConfigError(f"{folder / NOTE} is of another format than {FORMAT}; read it with the asyncrl it is of")
+        known = {one.name for one in fields(cls)}
         try:
-            return cls(**found)
+            return cls(**{name: value for name, value in found.items() if name in known})
         except TypeError as error:
             raise ConfigError(f"{folder / NOTE} cannot be read: {error}") from error
 

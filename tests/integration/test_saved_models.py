@@ -70,7 +70,10 @@ def test_a_second_run_goes_on_from_what_the_first_has_learned(small: Small, tmp_
     assert printed.stdout == "# '5>'\n5\n# '7>'\n7\n# '3>'\n3\n"
     assert CliRunner().invoke(app, ["generate", str(saved), "7>"]).stdout == "7\n"
     refused = CliRunner().invoke(app, ["generate", str(saved), ""])
-    assert (refused.exit_code, "prompt 0 was not answered: the prompt has no tokens" in refused.stderr) == (1, True)
+    assert (
+        refused.exit_code,
+        "prompt 0 (the first is 0) was not answered: the prompt has no tokens" in refused.stderr,
+    ) == (1, True)
     assert CliRunner().invoke(app, ["generate", str(tmp_path / "no"), "7>"]).exit_code == 2
 
 
