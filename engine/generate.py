@@ -124,13 +124,15 @@ def _why(run: Path, *, best: bool) -> str:
     except (OSError, ValueError):
         return "it goes on or was killed; with run.save_every N a run saves every N steps, otherwise when it ends"
     saved = summary.get("model")
+    if not summary.get("steps"):
+        return "it ended before a step was trained"
     if saved is None:
         return "run.save_model was false; train again with it true"
     if saved["failed_saves"]:
         return f"{saved['failed_saves']} saves failed, and {run / 'log.jsonl'} says why"
-    if best and saved["folders"]:
+    if best:
         return "a best one is kept with run.save_every and run.save_best, once run.reward_window batches were judged"
-    return "it ended before a step was trained"
+    return "its summary says that it saved one, which is gone"
 
 
 def _check_options(*, max_new_tokens: int, temperature: float, samples: int, seed: int) -> None:

@@ -111,6 +111,10 @@ def test_where_there_is_no_model_the_cause_is_told(small: Small, tmp_path: Path)
     for name, message in refused.items():
         with pytest.raises(asyncrl.ConfigError, match=message):
             asyncrl.generate(tmp_path / name, "7>")
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
+    (tmp_path / "out" / "summary.json").write_text(json.dumps({**summary, "steps": 0}), encoding="utf-8")
+    with pytest.raises(asyncrl.ConfigError, match="it ended before a step was trained"):
+        asyncrl.generate(tmp_path / "out", "7>")
     (tmp_path / "out" / "summary.json").unlink()
     with pytest.raises(asyncrl.ConfigError, match=r"has no model-best/: it goes on or was killed; with run.save_every"):
         asyncrl.generate(tmp_path / "out", "7>", best=True)
