@@ -53,6 +53,16 @@ class Run(Section):
     record: Literal["events", "tensors"]
     """`events`: record the event log; `tensors`: also the rows of each step, from which `asyncrl replay --step`
     rebuilds its loss inputs."""
+    save_model: bool
+    """Save the last weights as a Hugging Face folder, `model/` in the run's folder, when the run ends, however it
+    ends."""
+    save_every: Count | None
+    """Save `model/` after every so many training steps too; null: only at the end."""
+    save_best: bool
+    """With `save_every`, keep in `model-best/` the saved version with the highest mean reward of the last
+    `reward_window` judged batches."""
+    save_timeout_s: Seconds
+    """A save that takes longer is given up, with a warning; the last one of a run fails the run."""
 
 
 class Model(Section):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -15,6 +16,9 @@ import torch
 from asyncrl.engine.aio.blocking import Blocking
 from asyncrl.engine.aio.outbox import Numbered, Outbox
 from asyncrl.engine.data_plane.base import DataPlane
+from asyncrl.engine.errors import AsyncRLError, VersionError
+from asyncrl.engine.model.folder import Note
+from asyncrl.engine.model.writer import ModelWriter
 from asyncrl.engine.records import MicroBatch
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, REFERENCE_LOGPROBS, TOKENS, TRAINER_LOGPROBS
 from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork, Work
@@ -58,6 +62,7 @@ class TrainerRank:
         transport: WeightTransport,
         blocking: Blocking[Any],
         siblings: Siblings | None = None,
+        writer: ModelWriter | None = None,
     ) -> None:
         self.name = f"rank{settings.rank}"
         self._settings = settings
@@ -69,6 +74,10 @@ class TrainerRank:
         self._siblings = siblings or OnlyChild()
         self._fetch = fetch_for(settings.fetch_policy, plane, settings.partition, siblings=self._siblings)
         self._outbox = Outbox()
+        self._writer = writer
+        self._version: int | None = 0  # None: between the updates of one.
+        self._held: dict[str, torch.Tensor] | None = None
+        self._updating, self._saving = anyio.Lock(), anyio.Lock()
 
     async def train(self, work: TrainWork) -> RankResult:
         """Run the plan, update by update; returns sums over this rank's trained tokens."""
@@ -78,7 +87,7 @@ class TrainerRank:
         micro_batches = iter(work.micro_batches)
         columns = (*COLUMNS, *work.columns, *self._settings.extras)
         async with feed(self._fetch, work.micro_batches, columns=columns) as fed:
-            for update in work.parts:
+            for number, update in enumerate(work.parts, start=1):
                 for _ in range(update.micro_batches):
                     asked = time.perf_counter()
                     values = await fed.receive()
@@ -87,7 +96,8 @@ class TrainerRank:
                     sums.add(await self._blocking(partial(self._backend.accumulate, rows, update.tokens)))
                     waited_s += started - asked
                     seconds += time.perf_counter() - started
-                norms.append(await self._update(self._settings.learning_rate))
+                version = work.step if number == len(work.parts) else None
+                norms.append(await self._update(self._settings.learning_rate, version))
         await anyio.sleep(max(0.0, done_at - anyio.current_time()))
         return RankResult(
             loss=sums.loss / len(norms),
@@ -148,7 +158,7 @@ class TrainerRank:
                 prompts = [prompt for _, prompt in mine]
                 part = await self._blocking(partial(self._backend.accumulate_supervised, tokens, prompts, total))
             loss = float(await self._reducer.sum(torch.tensor(part, dtype=torch.float64)))
-            await self._update(learning_rate)
+            await self._update(learning_rate, 0)
         self._backend.reset_optimizer()
         self._backend.freeze_reference()
         return loss
@@ -161,13 +171,43 @@ class TrainerRank:
         """Return sums over the current weights, by which ranks are compared."""
         return await self._blocking(lambda: digest(self._backend.state()))  # type: ignore[no-any-return]
 
+    async def hold_weights(self) -> int:
+        """Copy the weights to this host's memory, for `save_held`, and return their version.
+
+        It waits for a save under way. VersionError if they are between two updates of a version.
+        """
+        async with self._saving, self._updating:
+            if self._version is None:
+                raise VersionError(f"{self.name} stopped between the updates of one version; its weights are of none")
+            self._held = await self._blocking(
+                lambda: {name: value.to("cpu", copy=True) for name, value in self._backend.state().items()}
+            )
+            return self._version
+
+    async def save_held(self, folders: Sequence[str], note: Note) -> None:
+        """Write the weights that are held as Hugging Face folders, beside training; NotWritten if the disk refuses."""
+        async with self._saving:
+            writer, held, self._held = self._writer, self._held, None
+            if writer is None or held is None:
+                raise AsyncRLError(f"{self.name} was asked to save, and holds no weights")
+            await self._blocking(lambda: writer.write(held, [Path(folder) for folder in folders], note))
+
     async def events(self, after_seq: int, wait_s: float) -> list[Numbered]:
         """Answer the controller's long poll. A rank has nothing to report; its answer shows that it lives."""
         return await self._outbox.after(after_seq, wait_s)
 
-    async def _update(self, learning_rate: float) -> float:
+    async def _update(self, learning_rate: float, version: int | None) -> float:
+        """Take an optimizer update, which makes `version`; None: the version takes more of them."""
         gradients = await self._reducer.sum(await self._blocking(self._backend.gradients))
-        return float(await self._blocking(lambda: self._backend.apply(gradients, learning_rate=learning_rate)))
+        async with self._updating:
+            before, self._version = self._version, None
+            try:
+                norm = await self._blocking(lambda: self._backend.apply(gradients, learning_rate=learning_rate))
+            except FloatingPointError:  # The weights were left as they are.
+                self._version = before
+                raise
+            self._version = version
+        return float(norm)
 
 
 def rows_of(work: Work, batch: MicroBatch, values: Values) -> Rows:

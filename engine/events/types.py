@@ -277,13 +277,15 @@ class Resumed(Event, frozen=True, kw_only=True, tag="resumed"):
 class RunEnded(Event, frozen=True, kw_only=True, tag="run_ended"):
     """`keys_left` counts keys of the run in the data plane; null if it no longer answered.
 
-    `filters` says what each filter did, by name.
+    `filters` says what each filter did, by name. `model` says which versions were saved, by folder, and how many saves
+    failed; null if the run saves none.
     """
 
     code: int
     reason: str
     keys_left: int | None = None
     filters: dict[str, Any] | None = None
+    model: dict[str, Any] | None = None
 
 
 AnyEvent = (

@@ -91,6 +91,7 @@ async def local_deployment(
             prompts=prepared.prompts,
             examples=tokenized(prepared.examples, run_tokenizer(config)),
             cost=cost.flops if cost else None,
+            holder=ranks[0],
         )
     finally:
         await plane.close()

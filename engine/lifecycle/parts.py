@@ -28,10 +28,11 @@ from asyncrl.engine.aio.call_in import CallIn
 from asyncrl.engine.data_plane.base import DataPlane, Partition
 from asyncrl.engine.deployment import CONSUMER, PARTITION
 from asyncrl.engine.errors import ConfigError
-from asyncrl.engine.model.causal_lm import build_model
+from asyncrl.engine.model.causal_lm import build_model, cast_weights
 from asyncrl.engine.model.device import choose_device, torch_dtype
 from asyncrl.engine.model.settings import end_tokens, read_json
 from asyncrl.engine.model.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
+from asyncrl.engine.model.writer import ModelWriter
 from asyncrl.engine.records import Prompt
 from asyncrl.engine.records.columns import COLUMNS, REFERENCE_LOGPROBS, TRAINER_LOGPROBS
 from asyncrl.engine.weights.base import WeightTransport
@@ -284,17 +285,12 @@ def rank_model(config: RunConfig, place: int) -> Any:
 
 
 def collector_model(config: RunConfig, place: int) -> Any:
-    """Return the model of the collector at `place` of the run's processes, on its device; None if its engine loads it.
-
-    Its weights are in the dtype of computation. Buffers are not: with rounded rotary frequencies it would be another
-    model than the trainer's.
-    """
+    """Return the model of the collector at `place` of the run's processes; None if its engine loads it."""
     if config.collector.engine == "vllm":
         return None
-    model = build_run_model(config)
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(torch_dtype(config.model.dtype))
-    return model.to(choose_device(config.collector.device, place))
+    return cast_weights(build_run_model(config), torch_dtype(config.model.dtype)).to(
+        choose_device(config.collector.device, place)
+    )
 
 
 def _device_name(model: Any) -> str:
@@ -337,4 +333,14 @@ def build_rank(
         extras=tuple(extras),
         peak_flops=peak_flops(_device_name(model), configured=trainer.peak_flops) or 0.0,
     )
-    return TrainerRank(settings, backend=backend, plane=plane, reducer=reducer, transport=transport, blocking=blocking)
+    # Rank 0 alone saves, a whole replica.
+    saves = rank == 0 and config.run.save_model
+    return TrainerRank(
+        settings,
+        backend=backend,
+        plane=plane,
+        reducer=reducer,
+        transport=transport,
+        blocking=blocking,
+        writer=ModelWriter(config.model, model, vocab_size=CharTokenizer.vocab_size) if saves else None,
+    )

@@ -24,10 +24,11 @@ from asyncrl.engine.aio.outbox import Numbered
 from asyncrl.engine.data_plane.shared_memory import shared_directory
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.deployment import Deployment
-from asyncrl.engine.errors import ActorDied, ConfigError, Overdue
+from asyncrl.engine.errors import ActorDied, AsyncRLError, ConfigError, Overdue
 from asyncrl.engine.lifecycle.checks import warn_of_settings
 from asyncrl.engine.lifecycle.parts import cost_model, run_tokenizer, tokenized, train_partition, with_slots
 from asyncrl.engine.lifecycle.ray_actors import CollectorActor, RankActor
+from asyncrl.engine.model.folder import Note
 from asyncrl.engine.records import Grant
 from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork
 from asyncrl.filters.taggers import Tagger
@@ -123,6 +124,17 @@ class RemoteRank(RemoteActor):
     async def digest(self) -> Mapping[str, int]:
         digest: Mapping[str, int] = await self._call("digest")
         return digest
+
+    async def hold_weights(self) -> int:
+        version: int = await self._call("hold_weights", timeout_s=_CALLERS_S)
+        return version
+
+    async def save_held(self, folders: Sequence[str], note: Note) -> None:
+        try:
+            await self._call("save_held", folders, note, timeout_s=_CALLERS_S)
+        except RayTaskError as error:
+            # Its message is a traceback; a full disk is told in one line.
+            raise error.cause if isinstance(error.cause, AsyncRLError) else error from None
 
 
 @asynccontextmanager
@@ -226,6 +238,7 @@ async def ray_deployment(
             prompts=prepared.prompts,
             examples=tokenized(prepared.examples, run_tokenizer(config)),
             cost=cost.flops if cost else None,
+            holder=ranks[0],
         )
 
 

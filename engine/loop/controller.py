@@ -13,6 +13,7 @@ listener    one per actor; produces put notices, failures and acknowledgements; 
 _assemble   produces batches; waits for put notices, and for _train to take the last batch.
 _train      produces versions; waits for a batch, and for the publish lag to be within its bound.
 _publish    produces served versions; waits for every generator's acknowledgement.
+saver       produces folders of saved models; waits for rank 0, beside the next steps.
 
 What happens to a batch, in which order, is in core.py; this file gives it tasks, real time and an ending. All of it
 is written against anyio with clock and I/O injected, so it runs on Ray, in one process and under virtual time alike.
@@ -38,6 +39,7 @@ from asyncrl.engine.loop.core import Core
 from asyncrl.engine.loop.dispatcher import Dispatcher
 from asyncrl.engine.loop.handover import Handover
 from asyncrl.engine.loop.listener import Listener
+from asyncrl.engine.loop.model_saver import ModelSaver
 from asyncrl.engine.loop.prompt_source import PromptSource
 from asyncrl.engine.loop.publisher import Publisher
 from asyncrl.engine.loop.recall import Recall
@@ -64,8 +66,10 @@ class Controller:
         events: EventLog,
         progress: Progress,
         clock: Callable[[], float],
+        saver: ModelSaver | None = None,
     ) -> None:
         self._config = config
+        self._saver = saver
         self._deployment = deployment
         self._events = events
         self._progress = progress
@@ -124,11 +128,16 @@ class Controller:
         if ending.code == 0 and not self._progress.steps:
             where = self._progress.alarms.in_vain()
             ending = Ending(1, f"{ending.reason}, but no step was trained{f': of the {where}' if where else ''}")
-        return ending
+        if self._saver is None:
+            return ending
+        version, stop_s = self.core.versions.trainer, self._config.supervision.stop_timeout_s
+        return await self._saver.finish(ending, version=version, stop_s=stop_s)
 
     @property
     def waits_for(self) -> str:
         """What trainer and collectors wait for, in words."""
+        if self._saver is not None and self._saver.finishing:
+            return "the last model to be saved"
         groups = self.core.groups.statistics()
         collectors = "prompts" if groups.run_ahead < groups.run_ahead_limit else "capacity"
         trainer = self.core.trainer_waits_for if self._works else "start"
@@ -199,7 +208,7 @@ class Controller:
             tasks.start_soon(self._recall.run)
         if self._config.rollout.cancel_stale:
             tasks.start_soon(self.dispatcher.cancel_stale)
-        await self._train(out)
+        await self._train(out, tasks)
 
     async def _assemble(self) -> None:
         """Assemble batches until the data ends or a limit is reached; the trainer finishes those that it was given."""
@@ -213,7 +222,7 @@ class Controller:
         self._end(reason or DATA_EXHAUSTED)
         self._handover.close()
 
-    async def _train(self, out: MemoryObjectSendStream[TrainedBatch]) -> None:
+    async def _train(self, out: MemoryObjectSendStream[TrainedBatch], tasks: TaskGroup) -> None:
         """Train what was assembled, until there is no more or a limit is reached."""
         core = self.core
         while not core.front_end.closed and (batch := await self._handover.next()) is not None:
@@ -225,6 +234,8 @@ class Controller:
             if core.limit() == LIMIT_STEPS:
                 self._end(LIMIT_STEPS)
                 return
+            if trained is not None and self._saver is not None:
+                await self._saver.after_step(trained.version, tasks)
 
     def _close(self, batch: Batch, trained: TrainedBatch | None) -> None:
         self.core.close(batch, trained)

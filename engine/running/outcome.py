@@ -19,7 +19,8 @@ class Summary:
 
     Rewards are means over all samples judged in the first or last 10 batches, None where there was no batch.
     `trained_age_histogram` counts trained samples by age, in weight versions. `ledger` counts samples by fate.
-    `exit_code` is the command's: 0 done, 1 failed, 128 and a signal's number: interrupted.
+    `model` names the folders of saved models with their version and mean reward, and counts failed saves; None if the
+    run saves none. `exit_code` is the command's: 0 done, 1 failed, 128 and a signal's number: interrupted.
     """
 
     directory: Path
@@ -41,6 +42,7 @@ class Summary:
     ledger: Mapping[str, Any]
     data_plane_keys_left: int | None
     filters: Mapping[str, Any]
+    model: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, content: Mapping[str, Any], directory: Path) -> "Summary":
@@ -50,7 +52,7 @@ class Summary:
             exit_code=content["exit"]["code"],
             exit_reason=content["exit"]["reason"],
             trained_age_histogram={int(age): count for age, count in content["trained_age_histogram"].items()},
-            **{name: content[name] for name in _plain()},
+            **{name: content[name] for name in _plain() if name in content},
         )
 
     @classmethod

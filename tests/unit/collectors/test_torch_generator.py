@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
@@ -221,6 +222,22 @@ def test_weights_that_do_not_fit_change_nothing(running: Any, fixed_logits: Any,
             assert (await generator.generate(request()))[0].spans == ((3, 0, 1),)
 
     run_virtual(main)
+
+
+def test_a_model_whose_forward_keeps_all_logits_says_the_same(running: Any, llama: Any) -> None:
+    """Not every architecture takes `logits_to_keep`."""
+
+    class Plain(LlamaForCausalLM):  # type: ignore[misc]
+        def forward(
+            self, input_ids: Any, attention_mask: Any, position_ids: Any, past_key_values: Any, use_cache: bool
+        ) -> Any:
+            assert use_cache
+            return super().forward(input_ids, attention_mask, position_ids, past_key_values, use_cache=True)
+
+    requests = [request((5, 6, 7), range(4), 6)]
+    expected = answers(running, llama, requests)
+    llama.__class__ = Plain
+    assert answers(running, llama, requests) == expected
 
 
 def test_half_fitting_weights_are_not_half_loaded(running: Any, llama: Any) -> None:
