@@ -143,12 +143,23 @@ class Rollout(Section):
 class Collector(Section):
     count: Few
     """Collector actors, each with its own generator."""
-    engine: Literal["auto", "native", "batch", "vllm"]
+    engine: Literal["auto", "native", "batch", "vllm", "http"]
     """`native`: continuous batching; weights change while it decodes. `batch`: whole batches with transformers' own
     caches; weights change between two batches. `auto`: `native`, or `batch` for a model that `native` cannot run.
-    `vllm`: vLLM in the collector's process (docs/engines.md)."""
+    `vllm`: vLLM in the collector's process. `http`: `servers` that run already (docs/engines.md)."""
+    servers: list[str]
+    """With `http`: the base URLs of the servers, such as http://127.0.0.1:8000. Collectors take them in turn, each has
+    at least one, and a server serves one run at a time."""
+    server_kind: Literal["vllm", "sglang"]
+    """With `http`: what the servers are."""
+    server_timeout_s: Seconds
+    """With `http`: a collector that has been without any server for this long ends the run. Less than
+    `group_timeout_s`."""
+    weights_folder: str | None
+    """With `vllm` and `http`: the folder through which weights reach the engine. Every server sees it under the same
+    path. null: /dev/shm, for an engine on this host."""
     decode_samples: Count
-    """Largest number of samples that decode together."""
+    """Largest number of samples that decode together; with `http`, on each server."""
     cache_gib: Annotated[float, Field(gt=0, le=1e6)]
     """Memory of the native engine's keys and values; fewer samples decode together where it holds no more."""
     slot_tokens: Annotated[int, Field(ge=2, le=10_000_000)] | None
@@ -348,6 +359,17 @@ class RunConfig(Section):
             raise ValueError(
                 f"trainer.fetch_policy is {self.trainer.fetch_policy}; it must be auto: every rank of the PyTorch "
                 "backend holds a whole replica and reads for itself, so another policy would change nothing"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _outage_ends_before_groups(self) -> "RunConfig":
+        collector = self.collector
+        if collector.engine == "http" and collector.server_timeout_s >= collector.group_timeout_s:
+            raise ValueError(
+                f"collector.server_timeout_s is {collector.server_timeout_s:g} and collector.group_timeout_s "
+                f"{collector.group_timeout_s:g}; server_timeout_s must be less, or groups that wait for a server "
+                "fail before it is known that none is left"
             )
         return self
 

@@ -12,6 +12,7 @@ import torch
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine.errors import ConfigError
+from asyncrl.engine.lifecycle.engines import ELSEWHERE
 from asyncrl.engine.lifecycle.parts import (
     PROMPTS,
     check_engine,
@@ -91,7 +92,7 @@ def _check_layers(config: RunConfig, architecture: Any, tokenizer: Tokenizer) ->
     model = sketch_model(architecture)
     if model is None:
         return
-    if config.collector.engine != "vllm":
+    if config.collector.engine not in ELSEWHERE:
         check_engine(config, model)
     trainer = config.trainer
     places = [(torch.device("cpu"), torch.float32)]

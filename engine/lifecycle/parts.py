@@ -9,7 +9,7 @@ import structlog
 import torch
 
 from asyncrl.collectors.collector import Collector, CollectorSettings
-from asyncrl.collectors.engines.base import Engine, Sampling
+from asyncrl.collectors.engines.base import Sampling
 from asyncrl.collectors.engines.checks import check_decoding
 from asyncrl.collectors.engines.native import NativeEngine
 from asyncrl.collectors.engines.settings import NativeSettings
@@ -28,6 +28,7 @@ from asyncrl.engine.aio.call_in import CallIn
 from asyncrl.engine.data_plane.base import DataPlane, Partition
 from asyncrl.engine.deployment import CONSUMER, PARTITION
 from asyncrl.engine.errors import ConfigError
+from asyncrl.engine.lifecycle.engines import ELSEWHERE, build_elsewhere
 from asyncrl.engine.model.causal_lm import build_model, cast_weights
 from asyncrl.engine.model.device import choose_device, torch_dtype
 from asyncrl.engine.model.settings import end_tokens, read_json
@@ -150,11 +151,14 @@ def with_slots(config: RunConfig, prompts: Sequence[Prompt]) -> RunConfig:
     return config.model_copy(update={"collector": config.collector.model_copy(update={"slot_tokens": tokens})})
 
 
-def build_generator(config: RunConfig, model: Any, tokenizer: Tokenizer, *, blocking: Blocking[Any]) -> Generator:
-    """Return the generator of a run: vLLM, the native engine around `model`, or whole batches."""
+def build_generator(
+    config: RunConfig, index: int, model: Any, tokenizer: Tokenizer, *, blocking: Blocking[Any]
+) -> Generator:
+    """Return the generator of the collector `index`: an engine elsewhere, the native one around `model`, or batches."""
     collector, exact = config.collector, config.rollout.max_staleness == 0
-    if collector.engine == "vllm":
-        return EngineGenerator(_vllm(config, tokenizer), _sampling(config, tokenizer), on_update=collector.on_update)
+    if collector.engine in ELSEWHERE:
+        engine = build_elsewhere(config, index, tokenizer)
+        return EngineGenerator(engine, _sampling(config, tokenizer), on_update=collector.on_update)
     try:
         native = None if collector.engine == "batch" else _native(config, model, tokenizer, blocking=blocking)
     except ConfigError as error:
@@ -232,24 +236,6 @@ def _native(config: RunConfig, model: Any, tokenizer: Tokenizer, *, blocking: Bl
     return NativeEngine(model, settings, blocking=blocking, text=lambda ids: tokenizer.decode(list(ids)))
 
 
-def _vllm(config: RunConfig, tokenizer: Tokenizer) -> Engine:
-    from asyncrl.collectors.engines.vllm.engine import VLLMEngine
-    from asyncrl.collectors.engines.vllm.settings import VLLMSettings
-
-    collector = config.collector
-    assert config.model.path is not None
-    assert collector.slot_tokens is not None, "with_slots comes first"
-    settings = VLLMSettings(
-        config.model.path,
-        dtype=config.model.dtype,
-        max_length=collector.slot_tokens,
-        rows=collector.decode_samples,
-        cache_bytes=int(collector.cache_gib * 2**30),
-        threads=collector.threads,
-    )
-    return VLLMEngine(settings, text=lambda ids: tokenizer.decode(list(ids)))
-
-
 def build_collector(
     config: RunConfig,
     index: int,
@@ -265,7 +251,7 @@ def build_collector(
     return Collector(
         f"collector{index}",
         CollectorSettings.of(config, PARTITION),
-        generator=build_generator(config, model, tokenizer, blocking=blocking),
+        generator=build_generator(config, index, model, tokenizer, blocking=blocking),
         scorer=scorer,
         tokenizer=tokenizer,
         plane=plane,
@@ -286,7 +272,7 @@ def rank_model(config: RunConfig, place: int) -> Any:
 
 def collector_model(config: RunConfig, place: int) -> Any:
     """Return the model of the collector at `place` of the run's processes; None if its engine loads it."""
-    if config.collector.engine == "vllm":
+    if config.collector.engine in ELSEWHERE:
         return None
     return cast_weights(build_run_model(config), torch_dtype(config.model.dtype)).to(
         choose_device(config.collector.device, place)
