@@ -28,6 +28,7 @@ from asyncrl.collectors.engines.stop_text import Text
 from asyncrl.engine.errors import AsyncRLError, GenerationError, VersionError
 
 _PROBE_EVERY_S = 2.0
+_PROBES_PER_OUTAGE = 10
 _ABORT_AGAIN_S = 0.5
 _ABORT_TRIES = 20
 _ROUNDS = 5
@@ -45,12 +46,10 @@ class _Asked:
 class HTTPEngine(EngineElsewhere):
     """Stop strings need the `text` of tokens, special ones included."""
 
-    def __init__(
-        self, settings: HTTPSettings, *, text: Text | None = None, probe_every_s: float = _PROBE_EVERY_S
-    ) -> None:
+    def __init__(self, settings: HTTPSettings, *, text: Text | None = None) -> None:
         make, folder = KINDS[settings.kind], Path(settings.model_path)
         self._settings = settings
-        self._probe_every_s = probe_every_s
+        self._probe_every_s = min(_PROBE_EVERY_S, settings.outage_s / _PROBES_PER_OUTAGE)
         replicas = [Replica(make(Client(url, timeout_s=settings.answer_s), folder), url) for url in settings.urls]
         self._router = Router(replicas, settings.rows)
         super().__init__(max_length=settings.max_length, limit=self._router.limit, text=text)
@@ -73,7 +72,7 @@ class HTTPEngine(EngineElsewhere):
                 if self._router.up:
                     seen = anyio.current_time()
                 elif anyio.current_time() - seen > outage_s:
-                    raise GenerationError(f"no server for {outage_s:g} s: {self._router.causes}")
+                    raise GenerationError(self._outage())
                 await anyio.sleep(self._probe_every_s)
         finally:
             with anyio.CancelScope(shield=True):
@@ -191,15 +190,17 @@ class HTTPEngine(EngineElsewhere):
             self._fleet.leave_out(asked.replica, error)
 
     async def _ready_files(self) -> StateFiles:
-        """Wait for a replica: the first update comes before the first probe, and any may fall into an outage.
-
-        `run` finds out first if it lasts too long.
-        """
+        """Wait for a replica: the first update comes before the first probe, and any may fall into an outage."""
+        # Twice as long as `run`, which is to end first.
         with anyio.move_on_after(2 * self._settings.outage_s):
             await self._admission.until(lambda: bool(self._router.up) or self._closed)
         if not self._router.up:
-            raise VersionError(f"there is no server to take weights: {self._router.causes}")
+            raise VersionError(self._outage())
         return self._files
+
+    def _outage(self) -> str:
+        limit_s = self._settings.outage_s
+        return f"there was no server for {limit_s:g} s (collector.server_timeout_s): {self._router.causes}"
 
     async def _swap(self, version: int, file: Path, cache: Cache) -> float:
         """Swap the weights of all replicas; return for how many seconds no token was made."""

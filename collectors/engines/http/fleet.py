@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 import structlog
 
 from asyncrl.collectors.engines.http.client import Refused, ServerDown
@@ -30,10 +29,9 @@ class Fleet:
 
     def leave_out(self, replica: Replica, cause: Exception) -> None:
         """Route nothing to a replica until it has been taken back; what it was asked is asked elsewhere."""
-        # Away, a server fails each probe; and one that cannot be taken back fails in a way of its own.
-        news = replica.up or not (isinstance(cause, ServerDown) or str(cause) == replica.cause)
-        replica.leave_out(str(cause))
-        if news:
+        # Away, it fails all that is under way, and each probe: the first failure is the cause.
+        if replica.up or not replica.cause:
+            replica.leave_out(str(cause))
             log.warning("a server is left out", server=replica.url, why=replica.cause, left=len(self._router.up))
             self._changed()
 
@@ -62,7 +60,10 @@ class Fleet:
             try:
                 await self._take_back(replica, version, file, held)
             except GenerationError as error:
-                self.leave_out(replica, error)
+                # It is well, and yet of no use: that is told, once, since nothing changes it but its owner.
+                if not isinstance(error, ServerDown) and str(error) != replica.cause:
+                    replica.cause = str(error)
+                    log.warning("a server cannot be taken back", server=replica.url, why=replica.cause)
 
         async with anyio.create_task_group() as tasks:
             for replica in well:
@@ -97,11 +98,21 @@ class Fleet:
                 # Neither the new weights nor the old: another probe may mend it.
                 self.leave_out(replica, error)
 
+        async def go_back(replica: Replica) -> None:
+            replica.holds = None
+            try:
+                await replica.server.load(before)
+                await replica.server.label(old)
+            except GenerationError as error:
+                self.leave_out(replica, error)
+            else:
+                replica.holds = old
+
         await self._each(load)
         if refused:
-            await self._each(
-                lambda replica: _return(replica, before, old) if replica in taken else anyio.lowlevel.checkpoint()
-            )
+            async with anyio.create_task_group() as tasks:
+                for replica in taken:
+                    tasks.start_soon(go_back, replica)
             raise refused[0]
         if not taken:
             raise VersionError(f"version {version} reached none of the servers ({self._router.causes})")
@@ -123,7 +134,7 @@ class Fleet:
             await server.label(version)
         if not held:
             await server.go_on()
-        replica.holds, replica.up = version, True
+        replica.holds, replica.up, replica.cause = version, True, ""
         log.info("a server takes requests", server=replica.url, version=version, servers=len(self._router.up))
         self._changed()
 
@@ -144,10 +155,3 @@ class Fleet:
                 tasks.start_soon(one, replica)
         if refused:
             raise refused[0]
-
-
-async def _return(replica: Replica, before: Path | None, version: int) -> None:
-    replica.holds = None
-    await replica.server.load(before)
-    await replica.server.label(version)
-    replica.holds = version

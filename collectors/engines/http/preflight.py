@@ -11,11 +11,11 @@ import anyio
 
 from asyncrl.collectors.engines.http.client import Client, Refused, ServerDown
 from asyncrl.collectors.engines.http.kinds import KINDS
-from asyncrl.collectors.engines.http.server import Wanted
+from asyncrl.collectors.engines.http.server import Server, Wanted
 from asyncrl.collectors.engines.http.settings import HTTPSettings
 
-_CHECK_S = 4.0
-"""A server that has not answered all questions by then counts as not there: bad input is told in five seconds."""
+CHECK_S = 4.0
+"""Bad input is told in five seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,11 @@ class Fault:
     what: str
 
 
-async def faults(settings: HTTPSettings) -> list[Fault]:
+async def faults(settings: HTTPSettings, limit_s: float = CHECK_S) -> list[Fault]:
     """Ask all servers at once; return a fault for each that the run could not use, in the order of the URLs.
 
-    `weights_folder` must be there, and writable: whether servers see it is told by a file in it.
+    `weights_folder` must be there, and writable: whether servers see it is told by a file in it. A server that has
+    not answered all questions within `limit_s` counts as not there.
     """
     found: dict[str, str] = {}
     folder = Path(settings.model_path)
@@ -37,17 +38,17 @@ async def faults(settings: HTTPSettings) -> list[Fault]:
         wanted = Wanted(shape_of(folder), settings.max_length, Path(file.name))
         async with anyio.create_task_group() as tasks:
             for url in settings.urls:
-                tasks.start_soon(_ask, url, settings, wanted, found)
+                server = KINDS[settings.kind](Client(url, timeout_s=limit_s, tries=1), folder)
+                tasks.start_soon(_ask, url, server, wanted, limit_s, found)
     return [Fault(url, found[url]) for url in settings.urls if found[url]]
 
 
-async def _ask(url: str, settings: HTTPSettings, wanted: Wanted, found: dict[str, str]) -> None:
-    server = KINDS[settings.kind](Client(url, timeout_s=_CHECK_S, tries=1), Path(settings.model_path))
+async def _ask(url: str, server: Server, wanted: Wanted, limit_s: float, found: dict[str, str]) -> None:
     try:
-        with anyio.fail_after(_CHECK_S):
+        with anyio.fail_after(limit_s):
             found[url] = await server.fault(wanted)
     except TimeoutError:
-        found[url] = f"it did not answer all questions within {_CHECK_S:g} s"
+        found[url] = f"it has not answered within {limit_s:g} s"
     except (ServerDown, Refused) as error:
         found[url] = str(error)
     finally:

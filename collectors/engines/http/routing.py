@@ -28,7 +28,7 @@ class Replica:
     up: bool = False
     outstanding: int = 0
     holds: int | None = None
-    cause: str = "it was not asked yet"
+    cause: str = ""
     waits: set[anyio.CancelScope] = field(default_factory=set)
 
     async def next(self, items: AsyncGenerator[T, None]) -> T | None:
@@ -66,7 +66,8 @@ class Router:
     @property
     def causes(self) -> str:
         """Why each replica that is not up is not, in words."""
-        return "; ".join(f"{replica.url}: {replica.cause}" for replica in self._replicas if not replica.up)
+        out = (replica for replica in self._replicas if not replica.up)
+        return "; ".join(replica.cause or f"{replica.url} was not asked yet" for replica in out)
 
     def limit(self) -> int:
         """Return how many requests the replicas that are up take at once."""

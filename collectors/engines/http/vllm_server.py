@@ -20,7 +20,6 @@ _LOAD_TIMEOUT_S = 600.0
 _BACKEND = "asyncrl_file"
 _EXTENSION = "--worker-extension-cls asyncrl.collectors.engines.vllm.worker.WorkerExtension"
 _TRANSFER = """--weight-transfer-config '{"backend": "asyncrl_file"}'"""
-_ASK_S = 4.0
 _ABSENT = (403, 404, 405)
 _ALL = (
     f"VLLM_SERVER_DEV_MODE=1 vllm serve FOLDER --enable-scale-out --logprobs-mode processed_logprobs {_EXTENSION} "
@@ -57,7 +56,7 @@ class VLLMServer:
 
     async def fault(self, wanted: Wanted) -> str:
         """Ask for its routes, and its workers for their configuration. No request is made, since it may be held."""
-        await self.probe(_ASK_S)
+        await self._client.get("/health")
         if not await self._has("GET", "/version"):
             return "it does not look like vLLM's server; see collector.server_kind"
         missing = []
@@ -69,7 +68,7 @@ class VLLMServer:
             return f"it was started without {' and '.join(missing)}; start it with {_ALL}"
         body = {"method": "asyncrl_about", "args": [str(wanted.file)]}
         try:
-            answer = await self._client.post("/collective_rpc", body, tries=1)
+            answer = await self._client.post("/collective_rpc", body)
         except ServerDown as error:
             return f"its workers do not know asyncrl ({error}); install asyncrl there too, and start it with {_ALL}"
         return next((fault for worker in answer["results"] if (fault := _worker_fault(worker, wanted))), "")

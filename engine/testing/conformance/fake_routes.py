@@ -108,7 +108,7 @@ def vllm_routes(server: "FakeServer") -> list[tuple[str, str, Route]]:
     async def call_workers(request: web.Request) -> web.Response:
         body = await request.json()
         if body["method"] == "asyncrl_about":
-            about = {**server.about, "sees": os.access(body["args"][0], os.R_OK)}
+            about = {"sees": os.access(body["args"][0], os.R_OK), **server.about}
             return web.json_response({"results": [about]})
         assert body["method"] == "asyncrl_differing"
         names = _differing(server.weights, Path(body["args"][0]))

@@ -60,7 +60,8 @@ class FakeServer:
         return f"http://127.0.0.1:{self._port}"
 
     async def start(self, tasks: Any) -> None:
-        """Serve the checkpoint's weights, unlabelled."""
+        """Serve the checkpoint's weights, unlabelled, by tasks of this group."""
+        self._group = tasks
         self.weights = dict(load_file(self._checkpoint / "model.safetensors"))
         self.label: str | None = None
         self._labels = {0: "0"}
@@ -75,6 +76,10 @@ class FakeServer:
         site = web.TCPSite(self._runner, "127.0.0.1", self._port)
         await site.start()
         self._port = self._runner.addresses[0][1]
+
+    async def restart(self) -> None:
+        """Start again, by tasks of the same group."""
+        await self.start(self._group)
 
     async def kill(self) -> None:
         """Be gone, with all connections; idempotent."""
