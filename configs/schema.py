@@ -349,6 +349,11 @@ class RunConfig(Section):
         return self.run_ahead_groups * self.collector.group_timeout_s if given is None else given
 
     @property
+    def weights_folder(self) -> str:
+        """Folder through which weights reach an engine outside the collector's own model."""
+        return self.collector.weights_folder or "/dev/shm"
+
+    @property
     def max_publish_lag(self) -> int:
         lag = self.rollout.max_publish_lag
         return min(1, self.rollout.max_staleness) if lag is None else lag

@@ -8,12 +8,6 @@ from asyncrl.engine.model.tokenizer import Tokenizer
 ELSEWHERE = ("vllm", "http")
 """Engines that load the checkpoint themselves, and take weights through a folder."""
 
-_WEIGHTS_FOLDER = "/dev/shm"
-
-
-def weights_folder(config: RunConfig) -> str:
-    return config.collector.weights_folder or _WEIGHTS_FOLDER
-
 
 def servers_of(config: RunConfig, index: int) -> tuple[str, ...]:
     """Return the servers of the collector `index`: dealt out in turn, of five to two it has 0, 2 and 4, or 1 and 3."""
@@ -41,7 +35,7 @@ def build_elsewhere(config: RunConfig, index: int, tokenizer: Tokenizer) -> Engi
         rows=collector.decode_samples,
         cache_bytes=int(collector.cache_gib * 2**30),
         threads=collector.threads,
-        weights_folder=weights_folder(config),
+        weights_folder=config.weights_folder,
     )
     return VLLMEngine(settings, text=lambda ids: tokenizer.decode([*ids]))
 
@@ -58,6 +52,6 @@ def http_settings(config: RunConfig, urls: tuple[str, ...]) -> HTTPSettings:
         dtype=config.model.dtype,
         max_length=collector.slot_tokens,
         rows=collector.decode_samples,
-        weights_folder=weights_folder(config),
+        weights_folder=config.weights_folder,
         outage_s=collector.server_timeout_s,
     )

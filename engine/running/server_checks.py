@@ -22,14 +22,18 @@ def check_server_options(loaded: Loaded) -> None:
                     f"{_option(loaded, name)}, and collector.engine {collector.engine!r}, which asks no server; "
                     f"it must be {off}, or the engine 'http'"
                 )
-    if collector.engine not in ("vllm", "http") and collector.weights_folder is not None:
+    if collector.engine in ("vllm", "http"):
+        folder = loaded.config.weights_folder
+        if not (Path(folder).is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+            raise ConfigError(
+                f"{_option(loaded, 'weights_folder')}, and weights would go through {folder}; that must be a folder "
+                "that can be written to"
+            )
+    elif collector.weights_folder is not None:
         raise ConfigError(
             f"{_option(loaded, 'weights_folder')}, and collector.engine {collector.engine!r}, which takes weights "
             "without a folder; it must be null, or the engine 'vllm' or 'http'"
         )
-    folder = collector.weights_folder
-    if folder is not None and not (Path(folder).is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-        raise ConfigError(f"{_option(loaded, 'weights_folder')}; it must be a folder that can be written to, or null")
     if collector.engine == "http":
         _check_urls(loaded)
         _check_idle_options(loaded)

@@ -22,7 +22,6 @@ from asyncrl.engine.testing.conformance.engine_trials import serving
 
 from .conftest import MAX_LENGTH, Served, served, trial_of, write_tokenizer
 
-
 TASK = """
 from asyncrl.collectors.tasks.digits import Echo
 

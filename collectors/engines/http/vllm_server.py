@@ -22,8 +22,8 @@ _EXTENSION = "--worker-extension-cls asyncrl.collectors.engines.vllm.worker.Work
 _TRANSFER = """--weight-transfer-config '{"backend": "asyncrl_file"}'"""
 _ABSENT = (403, 404, 405)
 _ALL = (
-    f"VLLM_SERVER_DEV_MODE=1 vllm serve FOLDER --enable-scale-out --logprobs-mode processed_logprobs {_EXTENSION} "
-    f"{_TRANSFER}"
+    "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model FOLDER --enable-scale-out "
+    f"--logprobs-mode processed_logprobs {_EXTENSION} {_TRANSFER}"
 )
 
 

@@ -39,7 +39,7 @@ def loaded_of(**values: Any) -> Loaded:
         ({"engine": "http", "servers": ["http://a:99999"]}, "each must be http://HOST:PORT"),
         ({"engine": "http", "servers": ["http://a:1?x=2"]}, "each must be http://HOST:PORT"),
         ({"engine": "http", "servers": ["http://a:1/", "http://a:1"]}, "'http://a:1' 2 times"),
-        ({"engine": "http", "servers": ["http://a:1"], "weights_folder": "/not/there"}, "it must be a folder"),
+        ({"engine": "http", "servers": ["http://a:1"], "weights_folder": "/not/there"}, "that must be a folder"),
         ({"engine": "http", "servers": ["http://a:1"], "device": "cpu"}, "collector.device .* it must be auto"),
         ({"engine": "http", "servers": ["http://a:1"], "cache_gib": 1.0}, "collector.cache_gib .* it must be 4.0"),
         (
@@ -124,7 +124,11 @@ def test_a_server_that_is_as_it_must_be_is_let_pass(check: Check, kind: str) -> 
 @pytest.mark.parametrize(
     ("kind", "change", "words"),
     [
-        ("vllm", lambda s: s.missing.update({"/weight_info": 404}), ["without VLLM_SERVER_DEV_MODE=1", "vllm serve"]),
+        (
+            "vllm",
+            lambda s: s.missing.update({"/weight_info": 404}),
+            ["without VLLM_SERVER_DEV_MODE=1", "vllm.entrypoints.openai.api_server"],
+        ),
         (
             "vllm",
             lambda s: s.missing.update({"/weight_info": 404, "/inference/v1/generate": 403}),
