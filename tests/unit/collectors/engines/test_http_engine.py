@@ -103,6 +103,27 @@ def test_a_request_goes_on_elsewhere_when_its_replica_dies(kind: str, checkpoint
 
 
 @KINDS
+def test_what_a_server_dies_with_after_an_update_goes_on_as_of_the_older_version(kind: str, checkpoint: Path) -> None:
+    """The versions of its tokens would have come last."""
+
+    async def run() -> None:
+        async with trial_of(kind, checkpoint, replicas=2, token_s=0.005) as (trial, servers):
+            async with reading(trial, *(trial.long_request() for _ in range(2)), tokens=3) as streams:
+                await trial.update()
+                had = [len(stream.token_ids) for stream in streams]
+                for stream, tokens in zip(streams, had, strict=True):
+                    await stream.until(tokens + 3)
+                await servers[0].kill()
+            moved = next(
+                stream for stream in streams if stream.results[0].spans[0][2] >= had[streams.index(stream)] + 3
+            )
+            assert [stream.results[0].finish for stream in streams] == ["length"] * 2
+            assert [version for version, _, _ in moved.results[0].spans] == [0, 1]
+
+    held(run)
+
+
+@KINDS
 def test_what_a_server_that_hangs_was_asked_is_asked_elsewhere(kind: str, checkpoint: Path) -> None:
     """It keeps its connections, so that nothing but a missed probe tells; and an update passes it over."""
 

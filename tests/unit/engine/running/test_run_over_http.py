@@ -1,7 +1,7 @@
 """A whole run on servers over HTTP: fakes with vLLM's routes, behind which a small model makes the tokens."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from anyio.from_thread import start_blocking_portal
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
 from asyncrl import RunFailed
 from asyncrl.engine.events.types import StepEnded
@@ -29,24 +29,6 @@ def serving(kind: str, folder: Path, count: int, **more: Any) -> Iterator[Any]:
     servers = fake_servers(kind, folder, count, make_engine=partial(engine_of, folder), **more)
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(servers) as running:
         yield portal, running
-
-
-@pytest.fixture
-def model(save_checkpoint: Callable[..., Path]) -> Path:
-    return save_checkpoint(
-        LlamaConfig(
-            vocab_size=15,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            tie_word_embeddings=True,
-            eos_token_id=1,
-            bos_token_id=None,
-            pad_token_id=None,
-        )
-    )
 
 
 def options(model: Path, servers: list[FakeServer], **more: Any) -> dict[str, Any]:

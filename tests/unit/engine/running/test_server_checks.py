@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
-from transformers import LlamaConfig
 
 from asyncrl import ConfigError
 from asyncrl.collectors.engines.http.preflight import faults
@@ -16,6 +15,7 @@ from asyncrl.engine.running.checks import check_engine, check_runnable
 from asyncrl.engine.running.server_checks import check_server_options
 from asyncrl.engine.testing.conformance.fake_servers import FakeServer, fake_servers
 
+EMBEDDING = "model.embed_tokens.weight"
 SHAPE = {"architectures": ["LlamaForCausalLM"], "vocab_size": 15, "hidden_size": 16, "num_hidden_layers": 1}
 
 
@@ -58,23 +58,6 @@ def test_servers_need_a_checkpoint_and_an_outage_ends_before_its_groups_fail() -
         check_engine(loaded_of(engine="http", servers=["http://a:1"]))
     with pytest.raises(ConfigError, match=r"server_timeout_s is 60 and collector.group_timeout_s 60"):
         loaded_of(engine="http", server_timeout_s=60.0)
-
-
-@pytest.fixture
-def model(save_checkpoint: Callable[..., Path]) -> Path:
-    return save_checkpoint(
-        LlamaConfig(
-            vocab_size=15,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            eos_token_id=1,
-            bos_token_id=None,
-            pad_token_id=None,
-        )
-    )
 
 
 @pytest.fixture(scope="module")
@@ -147,8 +130,8 @@ def test_a_server_that_is_as_it_must_be_is_let_pass(check: Check, kind: str) -> 
         ("vllm", lambda s: s.missing.update({"/health": 503}), ["URL/health answered 503"]),
         ("vllm", lambda s: s.about.update(sees=False), ["cannot read", "collector.weights_folder must be the same"]),
         ("sglang", lambda s: s.missing.update({"/model_info": 404}), ["does not look like SGLang's"]),
-        ("sglang", lambda s: s.missing.update({"/get_weights_by_name": 400}), ["it has no lm_head.weight"]),
-        ("sglang", lambda s: s.weights.update({"lm_head.weight": s.weights["lm_head.weight"][:, :9]}), ["is 9 there"]),
+        ("sglang", lambda s: s.missing.update({"/get_weights_by_name": 400}), ["it has no model.embed_tokens.weight"]),
+        ("sglang", lambda s: s.weights.update({EMBEDDING: s.weights[EMBEDDING][:, :9]}), ["is 9 there"]),
     ],
 )
 def test_a_server_that_a_run_could_not_use_is_refused_with_what_to_do(
