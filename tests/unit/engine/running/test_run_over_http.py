@@ -11,7 +11,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from transformers import AutoModelForCausalLM
 
-from asyncrl import RunFailed
+from asyncrl import ConfigError, RunFailed
 from asyncrl.engine.events.types import StepEnded
 from asyncrl.engine.testing.conformance.engine_trials import native_engine
 from asyncrl.engine.testing.conformance.fake_servers import FakeServer, fake_servers
@@ -70,13 +70,13 @@ def test_a_server_that_dies_is_left_out_and_comes_back_with_the_weights_of_today
         def meddle(step: StepEnded) -> None:
             if step.version == 2:
                 portal.call(dying.kill)
-            if step.version == 5:
+            if step.version == 4:
                 portal.call(dying.restart)
 
-        more = {"run.steps": 20, "collector.server_timeout_s": 1.0, "rollout.max_new_tokens": 4}
+        more = {"run.steps": 14, "collector.server_timeout_s": 1.0}
         summary = small(options(model, [dying, other], **more), progress=meddle)
         assert dying.label is not None
-        assert int(dying.label) > 5
+        assert int(dying.label) > 4
         assert dying.asked > 0
     assert (summary.exit_code, summary.ledger["failed"]) == (0, {})
     told = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
@@ -91,3 +91,9 @@ def test_without_a_server_the_run_ends_with_the_cause(small: Small, model: Path)
             RunFailed, match=r"no server for 0\.3 s \(collector.server_timeout_s\): http://127.* does not answer"
         ):
             small(options(model, [only], **more), progress=lambda _: portal.call(only.kill))
+
+
+def test_a_run_whose_server_is_not_there_does_not_start(small: Small, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot use: http://127.0.0.1:1/health does not answer"):
+        small(options(model, [], **{"collector.servers": ["http://127.0.0.1:1"]}))
+    assert not (tmp_path / "out").exists()

@@ -10,9 +10,10 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from asyncrl import ConfigError
 from asyncrl.collectors.engines.http.preflight import faults
 from asyncrl.collectors.engines.http.settings import HTTPSettings
+from asyncrl.collectors.tasks.prepared import prepare_task
 from asyncrl.configs import Loaded, Override, load
-from asyncrl.engine.running.checks import check_engine, check_runnable
-from asyncrl.engine.running.server_checks import check_server_options
+from asyncrl.engine.running.checks import check_engine
+from asyncrl.engine.running.server_checks import check_server_options, check_servers
 from asyncrl.engine.testing.conformance.fake_servers import FakeServer, fake_servers
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -71,7 +72,8 @@ Check = Callable[..., str | None]
 
 @pytest.fixture
 def check(portal: BlockingPortal, model: Path) -> Check:
-    """Check a run on a fake server, changed by `change`; return what is refused, if anything is."""
+    """Ask a fake server, changed by `change`, for a run; return what is refused, if anything is."""
+    prepared = prepare_task("echo", {}, warm_up=False)
 
     def started(kind: str, change: Callable[[FakeServer], Any], **values: Any) -> str | None:
         with portal.wrap_async_context_manager(fake_servers(kind, model)) as (server,):
@@ -86,7 +88,7 @@ def check(portal: BlockingPortal, model: Path) -> Check:
                 **values,
             }
             try:
-                check_runnable(loaded_of(**given))
+                check_servers(loaded_of(**given), prepared)
             except ConfigError as error:
                 return str(error).replace(server.url, "URL")
             assert list(model.parent.glob(".asyncrl-*")) == []
