@@ -131,7 +131,7 @@ def train(started: Started, folder: Path, *more: str) -> "subprocess.CompletedPr
     ]
     options = [word for value in values for word in ("--set", value)]
     return subprocess.run(
-        [sys.executable, "-m", "asyncrl", "train", "--steps", "4", "--run-dir", "out", *options],
+        [sys.executable, "-m", "asyncrl", "train", "--runtime", "local", "--steps", "4", "--run-dir", "out", *options],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -140,6 +140,7 @@ def train(started: Started, folder: Path, *more: str) -> "subprocess.CompletedPr
     )
 
 
+@pytest.mark.timeout(600)  # The server's start counts, minutes of it on a busy machine.
 def test_asyncrl_train_runs_on_the_server(started: Started, tmp_path: Path) -> None:
     """First of all tests on this server: the engine of those to come then has to undo what a run has left.
 
