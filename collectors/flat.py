@@ -64,7 +64,8 @@ def flatten(
         **_parts(outcomes),
         **{name: _tagged(name, tagger, kept, keys[0]) for name, tagger in taggers.items()},
     }
-    if any(len(completion.spans) > 1 for completion in kept) or newest != oldest:
+    # Tokens may all be newer than the stamp: their group waited for its turn, or began anew, while versions passed by.
+    if any(span[0] != stamped for completion in kept for span in completion.spans):
         tags[SPANS] = [write_spans(completion.spans) for completion in kept]
     columns = {
         TOKENS: [torch.tensor([*prompt_ids, *c.token_ids], dtype=torch.int32) for c in kept],

@@ -53,6 +53,16 @@ class Run(Section):
     record: Literal["events", "tensors"]
     """`events`: record the event log; `tensors`: also the rows of each step, from which `asyncrl replay --step`
     rebuilds its loss inputs."""
+    save_model: bool
+    """Save the last weights as a Hugging Face folder, `model/` in the run's folder, when the run ends, however it
+    ends."""
+    save_every: Count | None
+    """Save `model/` after every so many training steps too; null: only at the end."""
+    save_best: bool
+    """With `save_every`, keep in `model-best/` the saved version with the highest mean reward of the last
+    `reward_window` judged batches."""
+    save_timeout_s: Seconds
+    """A save that takes longer is given up, with a warning; the last one of a run fails the run."""
 
 
 class Model(Section):
@@ -133,12 +143,23 @@ class Rollout(Section):
 class Collector(Section):
     count: Few
     """Collector actors, each with its own generator."""
-    engine: Literal["auto", "native", "batch", "vllm"]
+    engine: Literal["auto", "native", "batch", "vllm", "http"]
     """`native`: continuous batching; weights change while it decodes. `batch`: whole batches with transformers' own
     caches; weights change between two batches. `auto`: `native`, or `batch` for a model that `native` cannot run.
-    `vllm`: vLLM in the collector's process (docs/engines.md)."""
+    `vllm`: vLLM in the collector's process. `http`: `servers` that run already (docs/engines.md)."""
+    servers: list[str]
+    """With `http`: the base URLs of the servers, such as http://127.0.0.1:8000. Collectors take them in turn, each has
+    at least one, and a server serves one run at a time."""
+    server_kind: Literal["vllm", "sglang"]
+    """With `http`: what the servers are."""
+    server_timeout_s: Seconds
+    """With `http`: a collector that has been without any server for this long ends the run. Less than
+    `group_timeout_s`."""
+    weights_folder: str | None
+    """With `vllm` and `http`: the folder through which weights reach the engine. Every server sees it under the same
+    path. null: /dev/shm, for an engine on this host."""
     decode_samples: Count
-    """Largest number of samples that decode together."""
+    """Largest number of samples that decode together; with `http`, on each server."""
     cache_gib: Annotated[float, Field(gt=0, le=1e6)]
     """Memory of the native engine's keys and values; fewer samples decode together where it holds no more."""
     slot_tokens: Annotated[int, Field(ge=2, le=10_000_000)] | None
@@ -337,6 +358,11 @@ class RunConfig(Section):
         return self.run_ahead_groups * self.collector.group_timeout_s if given is None else given
 
     @property
+    def weights_folder(self) -> str:
+        """Folder through which weights reach an engine outside the collector's own model."""
+        return self.collector.weights_folder or "/dev/shm"
+
+    @property
     def max_publish_lag(self) -> int:
         lag = self.rollout.max_publish_lag
         return min(1, self.rollout.max_staleness) if lag is None else lag
@@ -353,6 +379,17 @@ class RunConfig(Section):
             raise ValueError(
                 f"trainer.weight_transport is {transport} and trainer.weight_folder {folder}; the transport folder "
                 "needs a folder, and every other must have null"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _outage_ends_before_groups(self) -> "RunConfig":
+        collector = self.collector
+        if collector.engine == "http" and collector.server_timeout_s >= collector.group_timeout_s:
+            raise ValueError(
+                f"collector.server_timeout_s is {collector.server_timeout_s:g} and collector.group_timeout_s "
+                f"{collector.group_timeout_s:g}; server_timeout_s must be less, or groups that wait for a server "
+                "fail before it is known that none is left"
             )
         return self
 

@@ -1,4 +1,4 @@
-"""What the controller drives, whatever world it runs in: handles on actors, and prompts."""
+"""What the controller drives, on any runtime: handles on actors, and prompts."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from asyncrl.engine.aio.outbox import Numbered
 from asyncrl.engine.data_plane.base import DataPlane
+from asyncrl.engine.model.folder import Note
 from asyncrl.engine.records import Grant, Prompt
 from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork
 from asyncrl.engine.weights.base import Offer, Sent
@@ -58,6 +59,14 @@ class RankHandle(Actor, WeightSource, Protocol):
     async def digest(self) -> Mapping[str, int]: ...
 
 
+class ModelHolder(Protocol):
+    """The rank that saves what is learned: `hold_weights`, then `save_held` beside the next steps."""
+
+    async def hold_weights(self) -> int: ...
+
+    async def save_held(self, folders: Sequence[str], note: Note) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """A started run: data plane, collectors, ranks, and what to generate from.
@@ -76,3 +85,4 @@ class Deployment:
     cost: Cost | None = None
     owner: str = "driver"
     record: Callable[[int, Sequence[str]], Awaitable[None]] | None = None
+    holder: ModelHolder | None = None

@@ -23,6 +23,7 @@ async def bench(*, live: int, groups_per_claim: int, claims: int, on_ray: bool) 
         contract_partition,
         put_groups,
     )
+    from asyncrl.engine.testing.conformance.queue_in_process import queue_in_process
 
     async with AsyncExitStack() as stack:
         if on_ray:
@@ -31,7 +32,7 @@ async def bench(*, live: int, groups_per_claim: int, claims: int, on_ray: bool) 
             await stack.enter_async_context(ray_cluster())
             plane = await TransferQueuePlane.start(storage_units=2, deadline_s=60, start_s=120)
         else:
-            plane = TransferQueuePlane.in_process(deadline_s=60)
+            plane = queue_in_process(deadline_s=60)
         stack.push_async_callback(plane.close)
         await plane.register(contract_partition("bench"))
         start = time.perf_counter()

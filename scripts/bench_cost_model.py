@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from asyncrl.trainers.backends.packing import Packing, has_varlen, use_varlen
 from asyncrl.trainers.cost.model import CostModel
-from asyncrl.trainers.cost.peak import peak_flops, share_of_peak
+from asyncrl.trainers.cost.peak import peak_flops
 
 SIZES = ((256, 8, 2, 688), (512, 8, 4, 1376), (768, 12, 12, 2048))
 """Hidden size, heads, key-value heads, width of the feed-forward layers."""
@@ -58,6 +58,9 @@ ROWS = (
 """Lengths of the samples of each packed row on a GPU."""
 
 Pairs = list[tuple[float, float]]
+"""FLOPs and seconds of each row."""
+Line = tuple[float, float]
+"""Seconds per FLOP, and overhead in seconds."""
 """Of each row or length: predicted FLOPs, measured seconds."""
 
 
@@ -107,29 +110,36 @@ def median_s(run: Callable[[], None], repeats: int) -> float:
     return statistics.median(times[1:])
 
 
-def relative_errors(model: CostModel, pairs: Pairs) -> list[float]:
-    return [abs(model.seconds(flops) / seconds - 1) for flops, seconds in pairs]
+def fit(pairs: Pairs) -> Line:
+    """Fit seconds per FLOP and overhead: least squares of the relative error, neither below zero."""
+    flops, seconds = np.array(pairs).T
+    slope, rest = flops / seconds, 1 / seconds
+    unit = slope.mean()
+    scaled, overhead = np.linalg.lstsq(np.stack([slope / unit, rest], 1), np.ones(len(pairs)), rcond=None)[0]
+    if overhead >= 0 and scaled > 0:
+        return float(scaled / unit), float(overhead)
+    return float(slope.sum() / (slope @ slope)), 0.0
 
 
-def figures(measured: dict[str, tuple[CostModel, Pairs]]) -> dict[str, Any]:
-    """Fit every model's scale and overhead to its times."""
-    everything = [pair for _, pairs in measured.values() for pair in pairs]
-    fitted = {name: cost.fitted_to(pairs) for name, (cost, pairs) in measured.items()}
-    errors = [error for name, (_, pairs) in measured.items() for error in relative_errors(fitted[name], pairs)]
-    held_out = [
-        error for cost, pairs in measured.values() for error in relative_errors(cost.fitted_to(pairs[::2]), pairs[1::2])
-    ]
+def relative_errors(line: Line, pairs: Pairs) -> list[float]:
+    per_flop, overhead_s = line
+    return [abs((overhead_s + per_flop * flops) / seconds - 1) for flops, seconds in pairs]
+
+
+def figures(measured: dict[str, Pairs]) -> dict[str, Any]:
+    """Fit scale and overhead to the times of every model."""
+    everything = [pair for pairs in measured.values() for pair in pairs]
+    fitted = {name: fit(pairs) for name, pairs in measured.items()}
+    errors = [error for name, pairs in measured.items() for error in relative_errors(fitted[name], pairs)]
+    held_out = [error for pairs in measured.values() for error in relative_errors(fit(pairs[::2]), pairs[1::2])]
     return {
         "correlation": round(float(np.corrcoef(np.array(everything).T)[0, 1]), 5),
         "max_relative_error": round(max(errors), 4),
         "mean_relative_error": round(float(np.mean(errors)), 4),
         "max_relative_error_held_out": round(max(held_out), 4),
         "fits": {
-            name: {
-                "gflop_per_s": round(1e-9 / model.seconds_per_flop, 2),
-                "overhead_ms": round(1000 * model.overhead_s, 3),
-            }
-            for name, model in fitted.items()
+            name: {"gflop_per_s": round(1e-9 / per_flop, 2), "overhead_ms": round(1000 * overhead_s, 3)}
+            for name, (per_flop, overhead_s) in fitted.items()
         },
     }
 
@@ -139,10 +149,10 @@ def on_cpu(repeats: int) -> dict[str, Any]:
     measured = {}
     for shape in SIZES:
         model = build(shape, layers=2, vocabulary=1000, device="cpu", dtype=torch.float32)
-        cost = CostModel.of(model.config)
-        flops = cost.flops(np.array(LENGTHS)).tolist()
-        pairs = [(f, median_s(step(model, [n]), repeats)) for n, f in zip(LENGTHS, flops, strict=True)]
-        measured[str(shape[0])] = (cost, pairs)
+        flops = CostModel.of(model.config).flops(np.array(LENGTHS)).tolist()
+        measured[str(shape[0])] = [
+            (f, median_s(step(model, [n]), repeats)) for n, f in zip(LENGTHS, flops, strict=True)
+        ]
     return {"device": "cpu", **figures(measured)}
 
 
@@ -156,14 +166,14 @@ def on_gpu(repeats: int) -> dict[str, Any]:
     for row, (flops, seconds) in zip(ROWS, pairs, strict=True):
         print(f"{len(row):>3} samples, {sum(row):>6} tokens: {flops / 1e12:8.2f} TFLOP {1000 * seconds:8.2f} ms")
     peak = peak_flops(name)
-    shares = [share_of_peak(flops, seconds, devices=1, peak=peak) for flops, seconds in pairs]
+    flops, seconds = pairs[-1]
     return {
         "device": name,
         "torch": torch.__version__,
         "parameters": sum(p.numel() for p in model.parameters()),
         "peak_flops": peak,
-        "share_of_peak": None if shares[-1] is None else round(shares[-1], 4),
-        **figures({str(LARGE[0]): (cost, pairs)}),
+        "share_of_peak": None if peak is None else round(flops / (seconds * peak), 4),
+        **figures({str(LARGE[0]): pairs}),
     }
 
 

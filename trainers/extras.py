@@ -1,7 +1,7 @@
-"""Extras: tensors of a partition beside tokens and log-probabilities, which ranks read unasked for the model.
+"""Extras: tensors of a partition beside tokens and log-probabilities. Ranks read them for the model.
 
-A model has to name each in its forward. One that does not would train on something else than was
-sampled: transformers' models pass over keywords that they do not know.
+The model's forward must name each extra. transformers' models ignore keywords that they do not know, so the model
+would otherwise be trained on other inputs than were sampled.
 """
 
 import inspect
@@ -19,7 +19,7 @@ def extras_of(partition: Partition) -> list[str]:
 
 
 def check_takes(model: Any, extras: Sequence[str]) -> None:
-    """Refuse extras that the model's forward does not name: ConfigError."""
+    """ConfigError if the model's forward does not name one of the extras."""
     known = inspect.signature(model.forward).parameters
     # A wrapper that hands on whatever it is given does not say what the model inside takes.
     refused = [name for name in extras if name not in known] if "input_ids" in known else []

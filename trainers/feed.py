@@ -1,7 +1,7 @@
 """A rank's micro-batches with their rows; the next rows are read while one micro-batch is computed.
 
-Invariants: one read is in flight at most; each group is read once a rank, with all keys of it that
-this rank will need; values are let go after their last use; nothing is left when the context ends.
+Invariants: at most one read is in flight; a rank reads each group once, with all its keys that the rank will need;
+values are dropped after their last use; nothing is left when the context ends.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -20,9 +20,9 @@ from asyncrl.trainers.fetch import Fetch, Values
 async def feed(
     fetch: Fetch, batches: Sequence[MicroBatch], *, columns: Sequence[str]
 ) -> AsyncIterator[MemoryObjectReceiveStream[Values]]:
-    """Yield a stream that gives, for each of `batches` in order, its columns by name, one value a key.
+    """Yield a stream that gives, for each of `batches` in order, its columns by name, one value per key.
 
-    An error of a read is raised where the context is, as itself, and ends what runs inside it.
+    If a read fails, its own error is raised from the context, and ends what runs inside it.
     """
     out, into = anyio.create_memory_object_stream[Values](0)
     try:
@@ -36,7 +36,7 @@ async def feed(
 
 
 async def _read_ahead(shelf: "_Shelf", out: MemoryObjectSendStream[Values]) -> None:
-    """Hand over micro-batch after micro-batch. The stream holds none, so that the next one read waits here."""
+    """Hand over one micro-batch after the other. The stream has no buffer, so the next one, once read, waits here."""
     for place in range(len(shelf.batches)):
         await out.send(await shelf.take(place))
 

@@ -1,8 +1,8 @@
-"""How a rank comes by its rows: it reads them, or the leader of its siblings does and hands them round.
+"""How a rank gets its rows: it reads them itself, or the leader of its siblings reads and broadcasts them.
 
-`independent`: every rank reads. `leader`: the leader reads once and broadcasts a description of the
-shapes, then the tensors. `auto`: leader where there are siblings. The leader is used once a backend has ranks that
-share samples (Megatron); no path of a run reaches it yet.
+`independent`: every rank reads. `leader`: the leader reads once, and broadcasts a description of the shapes and then
+the tensors. `auto`: leader if there are siblings. The leader is for backends whose ranks share samples (Megatron); no
+run reaches it yet.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ Values = dict[str, list[Any]]
 
 class Fetch(Protocol):
     async def read(self, keys: Sequence[str], columns: Sequence[str]) -> Values:
-        """Return, per column, one value a key in the order of `keys`.
+        """Return, per column, one value per key in the order of `keys`.
 
         Values may be views of memory that others share: never write into them.
         """
@@ -52,7 +52,7 @@ class _Description(msgspec.Struct, frozen=True):
 
 
 class Leader:
-    """Reads once for all siblings. A failed read fails on all of them: nobody waits for tensors."""
+    """Reads once for all siblings. A failed read fails on all of them, so that nobody waits for tensors."""
 
     def __init__(self, fetch: Fetch, siblings: Siblings) -> None:
         self._fetch = fetch
@@ -106,7 +106,7 @@ def _layout(name: str, rows: Sequence[Any]) -> _Layout:
 
 
 def fetch_for(policy: Policy, plane: DataPlane, partition: str, *, siblings: Siblings) -> Fetch:
-    """Return the fetch of a policy; with one rank a replica, all are independent."""
+    """Return the fetch of a policy; with one rank per replica, all are independent."""
     independent = Independent(plane, partition)
     if siblings.count == 1 or policy == "independent":
         return independent

@@ -1,12 +1,13 @@
 """A data-parallel trainer rank: fetches its own rows, runs its micro-batches, steps with the others.
 
-Invariant: after every update all ranks hold equal weights, since all apply the same summed gradient.
+Invariant: after every update all ranks hold equal weights, because all apply the same summed gradient.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -15,6 +16,9 @@ import torch
 from asyncrl.engine.aio.blocking import Blocking
 from asyncrl.engine.aio.outbox import Numbered, Outbox
 from asyncrl.engine.data_plane.base import DataPlane
+from asyncrl.engine.errors import AsyncRLError, VersionError
+from asyncrl.engine.model.folder import Note
+from asyncrl.engine.model.writer import ModelWriter
 from asyncrl.engine.records import MicroBatch
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, REFERENCE_LOGPROBS, TOKENS, TRAINER_LOGPROBS
 from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork, Work
@@ -29,10 +33,10 @@ from asyncrl.trainers.siblings import OnlyChild, Siblings
 
 @dataclass(frozen=True, slots=True)
 class RankSettings:
-    """Which of so many ranks it is, and what it reads and steps by.
+    """The number of this rank among all `ranks`, what it reads, and how it steps.
 
-    `extras` are further columns, of tensors, which go to the backend with every micro-batch; `peak_flops` is of its
-    device, in FLOPs per second, 0 if not known. A step takes `min_step_s` at least.
+    `extras` are further tensor columns, which go to the backend with every micro-batch. `peak_flops` is the peak of its
+    device in FLOP/s; 0 if it is not known. A step takes at least `min_step_s`.
     """
 
     rank: int
@@ -60,6 +64,7 @@ class TrainerRank:
         transport: WeightTransport,
         blocking: Blocking[Any],
         siblings: Siblings | None = None,
+        writer: ModelWriter | None = None,
     ) -> None:
         self.name = f"rank{settings.rank}"
         self._settings = settings
@@ -72,6 +77,10 @@ class TrainerRank:
         self._fetch = fetch_for(settings.fetch_policy, plane, settings.partition, siblings=self._siblings)
         self._outbox = Outbox()
         self._offered: Sent | None = None
+        self._writer = writer
+        self._version: int | None = 0  # None: between the updates of one.
+        self._held: dict[str, torch.Tensor] | None = None
+        self._updating, self._saving = anyio.Lock(), anyio.Lock()
 
     async def train(self, work: TrainWork) -> RankResult:
         """Run the plan, update by update; returns sums over this rank's trained tokens."""
@@ -81,7 +90,7 @@ class TrainerRank:
         micro_batches = iter(work.micro_batches)
         columns = (*COLUMNS, *work.columns, *self._settings.extras)
         async with feed(self._fetch, work.micro_batches, columns=columns) as fed:
-            for update in work.parts:
+            for number, update in enumerate(work.parts, start=1):
                 for _ in range(update.micro_batches):
                     asked = time.perf_counter()
                     values = await fed.receive()
@@ -90,7 +99,8 @@ class TrainerRank:
                     sums.add(await self._blocking(partial(self._backend.accumulate, rows, update.tokens)))
                     waited_s += started - asked
                     seconds += time.perf_counter() - started
-                norms.append(await self._update(self._settings.learning_rate))
+                version = work.step if number == len(work.parts) else None
+                norms.append(await self._update(self._settings.learning_rate, version))
         await anyio.sleep(max(0.0, done_at - anyio.current_time()))
         return RankResult(
             loss=sums.loss / len(norms),
@@ -109,10 +119,10 @@ class TrainerRank:
         )
 
     async def logprobs(self, work: ForwardWork) -> dict[str, tuple[float, float]]:
-        """Run a forward-only stage, under the policy or the frozen reference, and leave its column if asked.
+        """Run a forward-only stage under the policy or the frozen reference; with `work.write`, write its column.
 
-        Return, by key, the largest size and the mean of log π - log π_sampler over trained tokens; nothing
-        for the reference, which is not compared.
+        Return, by key, the largest absolute value and the mean of log π - log π_sampler over trained tokens. The
+        reference is not compared, so nothing is returned for it.
         """
         reference = work.reference
         columns = (*((TOKENS,) if reference else COLUMNS), *self._settings.extras)
@@ -132,7 +142,7 @@ class TrainerRank:
         return gaps
 
     async def _write_back(self, column: str, values: dict[str, torch.Tensor]) -> None:
-        """Write a column by key. The one leader of the siblings writes, always, whoever fetched the rows."""
+        """Write a column by key. Of siblings only the leader writes, whoever fetched the rows."""
         if values and self._siblings.index == 0:
             await self._plane.write(self._settings.partition, column, values, writer=self.name)
 
@@ -151,7 +161,7 @@ class TrainerRank:
                 prompts = [prompt for _, prompt in mine]
                 part = await self._blocking(partial(self._backend.accumulate_supervised, tokens, prompts, total))
             loss = float(await self._reducer.sum(torch.tensor(part, dtype=torch.float64)))
-            await self._update(learning_rate)
+            await self._update(learning_rate, 0)
         self._backend.reset_optimizer()
         self._backend.freeze_reference()
         return loss
@@ -175,20 +185,50 @@ class TrainerRank:
         await self._blocking(lambda: self._transport.serve(offer))
 
     async def digest(self) -> dict[str, int]:
-        """Return sums over the weights as they are now, by which ranks are compared."""
+        """Return sums over the current weights, by which ranks are compared."""
         return await self._blocking(lambda: digest(self._backend.state()))  # type: ignore[no-any-return]
 
+    async def hold_weights(self) -> int:
+        """Copy the weights to this host's memory, for `save_held`, and return their version.
+
+        It waits for a save under way. VersionError if they are between two updates of a version.
+        """
+        async with self._saving, self._updating:
+            if self._version is None:
+                raise VersionError(f"{self.name} stopped between the updates of one version; its weights are of none")
+            self._held = await self._blocking(
+                lambda: {name: value.to("cpu", copy=True) for name, value in self._backend.state().items()}
+            )
+            return self._version
+
+    async def save_held(self, folders: Sequence[str], note: Note) -> None:
+        """Write the weights that are held as Hugging Face folders, beside training; NotWritten if the disk refuses."""
+        async with self._saving:
+            writer, held, self._held = self._writer, self._held, None
+            if writer is None or held is None:
+                raise AsyncRLError(f"{self.name} was asked to save, and holds no weights")
+            await self._blocking(lambda: writer.write(held, [Path(folder) for folder in folders], note))
+
     async def events(self, after_seq: int, wait_s: float) -> list[Numbered]:
-        """Answer the supervisor's long poll; a rank reports nothing but that it lives."""
+        """Answer the controller's long poll. A rank has nothing to report; its answer shows that it lives."""
         return await self._outbox.after(after_seq, wait_s)
 
-    async def _update(self, learning_rate: float) -> float:
+    async def _update(self, learning_rate: float, version: int | None) -> float:
+        """Take an optimizer update, which makes `version`; None: the version takes more of them."""
         gradients = await self._reducer.sum(await self._blocking(self._backend.gradients))
-        return float(await self._blocking(lambda: self._backend.apply(gradients, learning_rate=learning_rate)))
+        async with self._updating:
+            before, self._version = self._version, None
+            try:
+                norm = await self._blocking(lambda: self._backend.apply(gradients, learning_rate=learning_rate))
+            except FloatingPointError:  # The weights were left as they are.
+                self._version = before
+                raise
+            self._version = version
+        return float(norm)
 
 
 def rows_of(work: Work, batch: MicroBatch, values: Values) -> Rows:
-    """Join a micro-batch's part of the work with the columns read for it; what has no other use is an extra."""
+    """Join a micro-batch's part of the work with the columns read for it; any other column is an extra."""
     known = {*COLUMNS, TRAINER_LOGPROBS, REFERENCE_LOGPROBS}
     samples = [work.samples[key] for key in batch.keys]
     return Rows(

@@ -1,4 +1,4 @@
-"""Sums over data-parallel ranks: gloo between processes, a meeting point within one."""
+"""Sums over data-parallel ranks: by gloo between processes, by a `Meeting` within one."""
 
 import socket
 from collections.abc import Callable
@@ -27,14 +27,14 @@ class Alone:
 
 
 class MeetingPoint:
-    """Where the processes of ranks find each other: a store that listens on loopback as long as this lives.
+    """Where the processes of ranks find each other: a store that listens on loopback as long as this object lives.
 
-    Unlike a file it leaves nothing behind, whoever is killed.
+    Unlike a file it leaves nothing behind if a process is killed.
     """
 
     def __init__(self) -> None:
         listener = socket.socket()
-        # Bound here, to a free port: torch would listen on every interface.
+        # Bound to a free port here, because torch would listen on every interface.
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         host, port = listener.getsockname()
@@ -45,13 +45,13 @@ class MeetingPoint:
 class Gloo:
     """torch.distributed's process group; its processes find each other at the address of a MeetingPoint.
 
-    With `nccl` tensors of a GPU are summed by NCCL, which needs a GPU for each rank; gloo sums the others.
+    With `nccl`, NCCL sums the tensors on GPUs (it needs one GPU per rank), and gloo sums the others.
     """
 
     def __init__(
         self, *, rank: int, ranks: int, meeting: str, timeout_s: float, blocking: Blocking[Any], nccl: bool = False
     ) -> None:
-        self._offload = blocking
+        self._blocking = blocking
         host, _, port = meeting.rpartition(":")
         timeout = timedelta(seconds=timeout_s)
         self._join: Callable[[], None] = lambda: dist.init_process_group(
@@ -64,15 +64,15 @@ class Gloo:
 
     async def join(self) -> None:
         """Meet the other ranks; once, before the first sum."""
-        await self._offload(self._join)
+        await self._blocking(self._join)
 
     async def sum(self, values: torch.Tensor) -> torch.Tensor:
-        await self._offload(lambda: dist.all_reduce(values))
+        await self._blocking(lambda: dist.all_reduce(values))
         return values
 
 
 class Meeting:
-    """Where the ranks of one process meet: the last to come adds up, in rank order."""
+    """Sums over the ranks of one process: the last rank to come adds up, in rank order."""
 
     def __init__(self, ranks: int, timeout_s: float) -> None:
         self._ranks = ranks

@@ -1,6 +1,6 @@
 """Ranks that hold parts of one replica (tensor, context, pipeline) and so need the same rows.
 
-Used once a backend has ranks that share samples (Megatron); no path of a run reaches more than `OnlyChild` yet.
+For backends whose ranks share samples (Megatron); runs use only `OnlyChild` yet.
 Invariant: index 0 leads; it alone writes columns back, whoever fetches.
 """
 
@@ -42,12 +42,12 @@ class GlooSiblings:
     """
 
     def __init__(self, ranks: list[int], *, timeout_s: float, blocking: Blocking[Any]) -> None:
-        self._offload = blocking
+        self._blocking = blocking
         self._leader = ranks[0]
         self._group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), backend="gloo")
         self.count = len(ranks)
         self.index = ranks.index(dist.get_rank()) if dist.get_rank() in ranks else -1
 
     async def broadcast(self, values: torch.Tensor) -> torch.Tensor:
-        await self._offload(lambda: dist.broadcast(values, src=self._leader, group=self._group))
+        await self._blocking(lambda: dist.broadcast(values, src=self._leader, group=self._group))
         return values

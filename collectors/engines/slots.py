@@ -96,15 +96,14 @@ class Queue:
         """The batch that sits."""
 
     def __len__(self) -> int:
-        """Return how many responses wait."""
-        apart = len(self.batch.waiting) if self.batch else 0
-        return apart + sum(len(entry.waiting) if isinstance(entry, Batch) else 1 for entry in self._waiting)
+        """Return how many responses wait; those that were aborted while they did are not among them."""
+        return sum(not response.ended for response in self.members())
 
     def put(self, entry: Response | Batch) -> None:
         self._waiting.append(entry)
 
     def members(self) -> list[Response]:
-        """Return all who wait."""
+        """Return all who wait, and who did when they ended."""
         found = list(self.batch.waiting) if self.batch else []
         for entry in self._waiting:
             found += entry.waiting if isinstance(entry, Batch) else [entry]

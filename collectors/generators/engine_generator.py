@@ -80,11 +80,11 @@ class EngineGenerator:
         if self._on_update in ("keep", "recompute"):
             cache: Literal["keep", "recompute"] = "keep" if self._on_update == "keep" else "recompute"
             return await self._engine.update_weights(version, state, cache)
-        await self._engine.pause("abort")
         try:
+            await self._engine.pause("abort")
             return await self._engine.update_weights(version, state)
         finally:
-            # Left paused, the engine would never serve again.
+            # Left paused, the engine would never serve again: also if this call is given up while it still halts.
             with anyio.CancelScope(shield=True):
                 await self._engine.resume()
 

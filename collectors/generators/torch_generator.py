@@ -67,6 +67,7 @@ class TorchGenerator:
         # transformers renames it between versions, and models differ in the order of their arguments.
         known = inspect.signature(model.forward).parameters
         self._cache_keyword = "cache" if "cache" in known else "past_key_values"
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
         self._stops = frozenset({eos_id, *stop_ids})
         self._stop_ids = torch.tensor(sorted(self._stops), device=self._device)
         self._positions = positions
@@ -219,8 +220,7 @@ class TorchGenerator:
                 attention_mask=mask,
                 position_ids=positions,
                 use_cache=True,
-                logits_to_keep=1,
-                **{self._cache_keyword: cache},
+                **{self._cache_keyword: cache, **self._last_only},
             ).logits[:, -1]
             chosen = _sample(logits, draws[:, step], temperature)
             tokens.append(torch.where(open_samples, chosen, -1))

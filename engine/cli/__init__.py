@@ -10,6 +10,7 @@ from asyncrl import __version__
 from asyncrl.engine.cli.config import show_config
 from asyncrl.engine.cli.doctor import doctor
 from asyncrl.engine.cli.filters import app as filters_app
+from asyncrl.engine.cli.generate import generate
 from asyncrl.engine.cli.ledger import ledger
 from asyncrl.engine.cli.options import check_folder
 from asyncrl.engine.cli.plan import app as plan_app
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("train")(train)
+app.command("generate")(generate)
 app.command("simulate")(simulate)
 app.command("config")(show_config)
 app.command("doctor")(doctor)

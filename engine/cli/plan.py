@@ -80,7 +80,7 @@ def _picture(plan: Planned, lengths: Mapping[str, int], ended: StepEnded | None)
     yield f"step {plan.step}: {len(plan.ranks)} ranks, {micro_batches}, {plan.fillers} fillers"
     loads = [[sum(lengths[key] for key in keys) for keys in rank] for rank in plan.ranks]
     longest = max(1, *(sum(rank) for rank in loads))
-    fillers = _fillers(plan, updates)
+    fillers = set(plan.filler_places) or _guessed_fillers(plan, updates)
     drawn = []
     for number, rank in enumerate(loads):
         blocks = [
@@ -103,8 +103,8 @@ def _ends(updates: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield count, end
 
 
-def _fillers(plan: Planned, updates: Sequence[int]) -> set[tuple[int, int]]:
-    """Return rank and position of micro-batches that repeat a key of their update; of two equal ones, the later."""
+def _guessed_fillers(plan: Planned, updates: Sequence[int]) -> set[tuple[int, int]]:
+    """Guess the fillers of an older log: what repeats a key of its update; of two equal micro-batches, the later."""
     found = set()
     for count, end in _ends(updates):
         part = [(rank, place) for place in range(end - count, end) for rank in range(len(plan.ranks))]

@@ -148,7 +148,21 @@ def final_lines(summary: dict[str, Any], directory: str) -> list[str]:
             for alarm in summary["alarms"]
             if alarm["raised"]
         ),
+        *_model_lines(summary.get("model"), directory),
         f"everything is in {directory}",
+    ]
+
+
+def _model_lines(model: dict[str, Any] | None, directory: str) -> list[str]:
+    if model is None:
+        return []
+    failed = model["failed_saves"]
+    return [
+        *([f"warning: {failed} saves of the model failed; {directory}/log.jsonl says why"] if failed else []),
+        *(
+            f"{name}: {directory}/{name} (version {saved['version']}, reward {number(saved['mean_reward'])})"
+            for name, saved in model["folders"].items()
+        ),
     ]
 
 

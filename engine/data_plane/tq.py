@@ -1,14 +1,13 @@
-"""The plane on TransferQueue 0.1.11: how it starts, is attached to and ends; this file and sampler.py
-are all that import it.
+"""The plane on TransferQueue 0.1.11: how it starts, is attached to and ends.
 
-What it guards against, each measured: only the owner may close (an attached process would kill the
-shared controller); TransferQueue's actors ask for no CPU (with too few, starting hangs silently).
+Of the product only this file and sampler.py import TransferQueue. What the file guards against, each measured: only
+the owner may close (an attached process would kill the shared controller); TransferQueue's actors ask for no CPU (with
+too few, starting hangs silently).
 
-TransferQueue unpickles what it receives, so it is for trusted networks; on one node
-everything binds to loopback (see lifecycle/environment.py).
+TransferQueue unpickles what it receives, so it is for trusted networks; on one node everything binds to loopback (see
+lifecycle/process_env.py).
 """
 
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -28,7 +27,7 @@ _DOWN_CLOSE_S = 1.0
 
 
 class TransferQueuePlane(ClientPlane):
-    """A DataPlane client on a running TransferQueue. Build it with `start`, `attach` or `in_process`."""
+    """A DataPlane client on a running TransferQueue. Build it with `start` or `attach`."""
 
     def __init__(
         self,
@@ -117,40 +116,6 @@ class TransferQueuePlane(ClientPlane):
         if options["memory"] is not None:
             memory = SharedMemory.open(Path(options["memory"]), options["capacity_rows"])
         return cls(client, deadline_s=deadline_s, closer=client.close, memory=memory)
-
-    @classmethod
-    def in_process(
-        cls,
-        *,
-        deadline_s: float = 10.0,
-        capacity_rows: int | None = None,
-        lease_s: float = 600.0,
-        shared_memory: Path | None = None,
-    ) -> "TransferQueuePlane":
-        """Run TransferQueue's own controller and storage in this process over loopback, without Ray."""
-        import ray.util
-        from transfer_queue.client import TransferQueueClient
-        from transfer_queue.controller import TransferQueueController
-        from transfer_queue.storage.simple_storage import SimpleStorageUnit
-
-        ray.util.get_node_ip_address = lambda *_, **__: "127.0.0.1"
-        controller = TransferQueueController.__ray_metadata__.modified_class(
-            polling_mode=True, sampler=BookSampler(lease_s)
-        )
-        unit = SimpleStorageUnit.__ray_metadata__.modified_class(
-            config={"num_data_storage_units": 1, "total_storage_size": capacity_rows}
-        )
-        client = TransferQueueClient(f"asyncrl-{uuid.uuid4().hex[:8]}", controller.get_zmq_server_info())
-        client.initialize_storage_manager(
-            "SimpleStorage", {"zmq_info": {unit.storage_unit_id: unit.get_zmq_server_info()}}
-        )
-
-        def closer() -> None:
-            client.close()
-            unit.shutdown()
-
-        memory = None if shared_memory is None else SharedMemory.create(shared_memory, capacity_rows)
-        return cls(client, deadline_s=deadline_s, closer=closer, memory=memory)
 
     async def watch(self) -> None:
         if not self._pings:

@@ -8,7 +8,6 @@ Example: samples of 10 and 30 tokens are generated, and age drops the second. Th
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -68,15 +67,15 @@ class _Sums:
 
 
 class LengthBias:
-    """Folds a run. A sample that was still on its way when the run ended counts nowhere.
+    """Folds a run, which begins with its RunStarted: that names the filters' reasons about age.
 
-    `age_reasons` are the filters' reasons that are about age, until a log names others.
+    A sample that was still on its way when the run ended counts nowhere.
     """
 
     kinds = (RunStarted, Dispatched, Put, StepEnded, Settled)
 
-    def __init__(self, age_reasons: Iterable[str] = AGE_REASONS) -> None:
-        self._lost_to_age = frozenset({STALE, CANCELLED, *age_reasons})
+    def __init__(self) -> None:
+        self._lost_to_age = frozenset({STALE, CANCELLED, *AGE_REASONS})
         self.generated = Lengths()
         self.fresh = Lengths()
         self.trained = Lengths()

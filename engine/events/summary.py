@@ -45,6 +45,7 @@ def summarise_log(
             bias_warning=bias_warning,
         ),
         "filters": (None if ended is None else ended.filters) or {},
+        "model": None if ended is None else ended.model,
     }
 
 

@@ -172,6 +172,7 @@ class Planned(Event, frozen=True, kw_only=True, tag="planned"):
     """Per rank, per micro-batch: keys. Fillers repeat a key with weight zero.
 
     `updates` says how many of every rank's micro-batches make up each optimizer update; empty: all are one.
+    `filler_places` has the rank and the position of each filler, from 0; older logs have only their number.
     """
 
     batch: int
@@ -179,6 +180,7 @@ class Planned(Event, frozen=True, kw_only=True, tag="planned"):
     ranks: list[list[list[str]]]
     fillers: int
     updates: tuple[int, ...] = ()
+    filler_places: tuple[tuple[int, int], ...] = ()
 
 
 class StepStarted(Event, frozen=True, kw_only=True, tag="step_started"):
@@ -279,13 +281,15 @@ class Resumed(Event, frozen=True, kw_only=True, tag="resumed"):
 class RunEnded(Event, frozen=True, kw_only=True, tag="run_ended"):
     """`keys_left` counts keys of the run in the data plane; null if it no longer answered.
 
-    `filters` says what each filter did, by name.
+    `filters` says what each filter did, by name. `model` says which versions were saved, by folder, and how many saves
+    failed; null if the run saves none.
     """
 
     code: int
     reason: str
     keys_left: int | None = None
     filters: dict[str, Any] | None = None
+    model: dict[str, Any] | None = None
 
 
 AnyEvent = (

@@ -1,7 +1,7 @@
-"""What a checkpoint must be for a run to start on it, told before anything starts.
+"""Checks of a checkpoint before anything starts.
 
-Only the checkpoint's files and a small random model of its architecture are looked at; the ranks and
-collectors try the real one once it is loaded.
+They need only its files and a small random model of its architecture. Ranks and collectors try the real model once it
+is loaded.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ import torch
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine.errors import ConfigError
+from asyncrl.engine.lifecycle.engines import ELSEWHERE
 from asyncrl.engine.lifecycle.parts import (
     PROMPTS,
     check_engine,
@@ -34,7 +35,7 @@ log = structlog.get_logger()
 
 
 def check_checkpoint(config: RunConfig, prompts: Sequence[Prompt], *, extras: Sequence[str] = ()) -> None:
-    """Check the folder `model.path`: ConfigError for weights, tokens, prompts or layers that do not fit a run."""
+    """Check the folder `model.path`: ConfigError if weights, tokens, prompts or layers do not fit the run."""
     assert config.model.path is not None
     architecture = read_config(config.model.path)
     check_weights(config.model.path)
@@ -47,7 +48,7 @@ def check_checkpoint(config: RunConfig, prompts: Sequence[Prompt], *, extras: Se
 
 
 def warn_of_settings(config: RunConfig) -> None:
-    """Log what of a checkpoint's own settings a run goes without."""
+    """Log which settings of a checkpoint a run does not apply."""
     if config.model.path is None:
         return
     ignored = sampling_settings(config.model.path)
@@ -87,16 +88,16 @@ def _check_prompts(config: RunConfig, architecture: Any, prompts: Sequence[Promp
 
 
 def _check_layers(config: RunConfig, architecture: Any, tokenizer: Tokenizer) -> None:
-    """Try generation and a micro-batch with a small model of the architecture, where one can be made."""
+    """Try generation and a micro-batch with a small model of the architecture, if one can be made."""
     model = sketch_model(architecture)
     if model is None:
         return
-    if config.collector.engine != "vllm":
+    if config.collector.engine not in ELSEWHERE:
         check_engine(config, model)
     trainer = config.trainer
     places = [(torch.device("cpu"), torch.float32)]
     device, dtype = choose_device(trainer.device, 0), torch_dtype(config.model.dtype)
-    # A kernel has to be tried where it runs; all else is the same, and more exact, on the CPU.
+    # The kernel runs only on its device. Everything else is the same, and more exact, on the CPU.
     if trainer.packed and has_varlen(device, dtype):
         places.append((device, dtype))
     for device, dtype in places:

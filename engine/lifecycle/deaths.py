@@ -1,4 +1,4 @@
-"""Who died in a run, and of what: each actor's death stands in the event log, once."""
+"""Which actors of a run died, and why: the event log has each death once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from asyncrl.engine.records.ending import first_cause
 
 
 class Deaths:
-    """Logs deaths. Collectors and ranks hold no claims, so nothing becomes ready again by theirs."""
+    """Logs deaths. Collectors and ranks do not claim, so their death makes no group ready again."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
@@ -18,7 +18,7 @@ class Deaths:
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """Take whatever is raised inside, by an actor's own loop or its long poll, for its death."""
+        """Log any error raised inside, by an actor's own loop or its long poll, as its death."""
         try:
             yield
         except Exception as error:  # The actor's supervision edge.
@@ -26,7 +26,7 @@ class Deaths:
             raise
 
     def among(self, error: BaseException) -> None:
-        """Log the deaths that ended a run: where a call fails first, the long poll may never come to tell."""
+        """Log the deaths that ended a run. If a call fails first, the long poll is cancelled before it can tell."""
         if isinstance(error, BaseExceptionGroup):
             for one in error.exceptions:
                 self.among(one)

@@ -1,4 +1,4 @@
-"""`runtime: local`: the whole run in this process, on one event loop, one order for one seed."""
+"""`runtime: local`: the whole run in this process, on one event loop, in the same order for the same seed."""
 
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -41,9 +41,9 @@ async def local_deployment(
     taggers: Mapping[str, Tagger] = MappingProxyType({}),
     call_in: CallIn = call_here,
 ) -> AsyncIterator[Deployment]:
-    """Build everything here, on the first GPU where GPUs are used; nothing outlives the context.
+    """Build everything in this process, on the first GPU if GPUs are used; nothing outlives the context.
 
-    `taggers` are those of filters that are not in the configuration. The task scores by `call_in`.
+    `taggers` are those of filters that are not in the configuration. `call_in` makes the calls of `score`.
     """
     task, config = prepared.task, with_slots(config, prepared.prompts)
     tagging = all_taggers(config, taggers)
@@ -95,6 +95,7 @@ async def local_deployment(
                 prompts=prepared.prompts,
                 examples=tokenized(prepared.examples, run_tokenizer(config)),
                 cost=cost.flops if cost else None,
+                holder=ranks[0],
             )
         finally:
             await plane.close()

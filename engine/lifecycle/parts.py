@@ -1,4 +1,4 @@
-"""Collectors and ranks from a configuration, the same in every world."""
+"""Builds collectors and ranks from a configuration, in the same way for every runtime."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import structlog
 import torch
 
 from asyncrl.collectors.collector import Collector, CollectorSettings
-from asyncrl.collectors.engines.base import Engine, Sampling
+from asyncrl.collectors.engines.base import Sampling
 from asyncrl.collectors.engines.checks import check_decoding
 from asyncrl.collectors.engines.native import NativeEngine
 from asyncrl.collectors.engines.settings import NativeSettings
@@ -28,10 +28,12 @@ from asyncrl.engine.aio.call_in import CallIn
 from asyncrl.engine.data_plane.base import DataPlane, Partition
 from asyncrl.engine.deployment import CONSUMER, PARTITION
 from asyncrl.engine.errors import ConfigError
-from asyncrl.engine.model.causal_lm import build_model
+from asyncrl.engine.lifecycle.engines import ELSEWHERE, build_elsewhere
+from asyncrl.engine.model.causal_lm import build_model, cast_weights
 from asyncrl.engine.model.device import choose_device, torch_dtype
 from asyncrl.engine.model.settings import end_tokens, read_json
 from asyncrl.engine.model.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
+from asyncrl.engine.model.writer import ModelWriter
 from asyncrl.engine.records import Prompt
 from asyncrl.engine.records.columns import COLUMNS, REFERENCE_LOGPROBS, TRAINER_LOGPROBS
 from asyncrl.engine.weights.base import WeightTransport
@@ -48,7 +50,7 @@ from asyncrl.trainers.reducer import Reducer
 log = structlog.get_logger()
 
 PROMPTS = 2000
-"""Of more prompts than so many, those with the longest texts have their tokens counted; a longer one fails later."""
+"""Of this many prompts, those with the longest texts, the tokens are counted. A longer one fails later."""
 
 
 def train_partition(config: RunConfig, extras: Sequence[str] = ()) -> Partition:
@@ -58,7 +60,7 @@ def train_partition(config: RunConfig, extras: Sequence[str] = ()) -> Partition:
 
 
 def cost_model(config: RunConfig) -> CostModel | None:
-    """Return the FLOPs of samples under the run's model, from its own configuration; None where that does not tell."""
+    """Return the cost model of the run's model, from its configuration; None if that does not tell the FLOPs."""
     if config.model.path is not None:
         try:
             return CostModel.of(read_json(Path(config.model.path) / "config.json"))
@@ -98,7 +100,7 @@ def stop_ids(config: RunConfig, tokenizer: Tokenizer) -> list[int]:
 
 
 def positions_of(architecture: Any) -> int | None:
-    """Return how many positions a Hugging Face configuration names as its model's most; None where it names none."""
+    """Return the largest number of positions in a Hugging Face configuration; None if it does not name one."""
     found = getattr(architecture.get_text_config(), "max_position_embeddings", None)
     return int(found) if found else None
 
@@ -113,7 +115,7 @@ def _score_rules(config: RunConfig, taggers: Mapping[str, Tagger]) -> Rules:
 
 
 def local_scorer(config: RunConfig, task: Task, *, taggers: Mapping[str, Tagger], call_in: CallIn) -> Scorer:
-    """Return what scores while the event loop waits, in one order for one seed; by `call_in` if it is not async."""
+    """Return a scorer that keeps the same order for the same seed; `call_in` makes calls that are not async."""
     rules = _score_rules(config, taggers)
     if inspect.iscoroutinefunction(task.score):
         return AsyncScorer(task, rules)
@@ -121,7 +123,7 @@ def local_scorer(config: RunConfig, task: Task, *, taggers: Mapping[str, Tagger]
 
 
 def ray_scorer(config: RunConfig, *, taggers: Mapping[str, Tagger]) -> Scorer:
-    """Return what scores beside a collector's event loop; processes start at once, and the task is built in them."""
+    """Return a scorer that does not block the event loop; its processes start now and build the task."""
     rules, task, collector = _score_rules(config, taggers), config.task, config.collector
     if inspect.iscoroutinefunction(task_class(task.name).score):
         return AsyncScorer(load_task(task.name, task.options), rules)
@@ -136,7 +138,7 @@ def ray_scorer(config: RunConfig, *, taggers: Mapping[str, Tagger]) -> Scorer:
 
 
 def longest_prompt(prompts: Sequence[Prompt], tokenizer: Tokenizer) -> int:
-    """Return the tokens of the longest prompt, as far as PROMPTS of the longest texts tell."""
+    """Return the tokens of the longest prompt among the PROMPTS with the longest texts."""
     longest = sorted(prompts, key=lambda prompt: len(prompt.text), reverse=True)[:PROMPTS]
     return max((len(tokenizer.encode(prompt.text)) for prompt in longest), default=1)
 
@@ -149,11 +151,14 @@ def with_slots(config: RunConfig, prompts: Sequence[Prompt]) -> RunConfig:
     return config.model_copy(update={"collector": config.collector.model_copy(update={"slot_tokens": tokens})})
 
 
-def build_generator(config: RunConfig, model: Any, tokenizer: Tokenizer, *, blocking: Blocking[Any]) -> Generator:
-    """Return what generates with `model`: on the native engine, or in whole batches."""
+def build_generator(
+    config: RunConfig, index: int, model: Any, tokenizer: Tokenizer, *, blocking: Blocking[Any]
+) -> Generator:
+    """Return the generator of the collector `index`: an engine elsewhere, the native one around `model`, or batches."""
     collector, exact = config.collector, config.rollout.max_staleness == 0
-    if collector.engine == "vllm":
-        return EngineGenerator(_vllm(config, tokenizer), _sampling(config, tokenizer), on_update=collector.on_update)
+    if collector.engine in ELSEWHERE:
+        engine = build_elsewhere(config, index, tokenizer)
+        return EngineGenerator(engine, _sampling(config, tokenizer), on_update=collector.on_update)
     try:
         native = None if collector.engine == "batch" else _native(config, model, tokenizer, blocking=blocking)
     except ConfigError as error:
@@ -178,7 +183,7 @@ def build_generator(config: RunConfig, model: Any, tokenizer: Tokenizer, *, bloc
 
 
 def native_only(config: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Return what a configuration asks for that whole batches cannot do: by option, its value and what it must be."""
+    """Return the options that whole batches cannot honour: by option, its value and what it must be."""
     rollout, collector = config.rollout, config.collector
     options = {
         "rollout.top_p": (rollout.top_p, 1.0),
@@ -231,24 +236,6 @@ def _native(config: RunConfig, model: Any, tokenizer: Tokenizer, *, blocking: Bl
     return NativeEngine(model, settings, blocking=blocking, text=lambda ids: tokenizer.decode(list(ids)))
 
 
-def _vllm(config: RunConfig, tokenizer: Tokenizer) -> Engine:
-    from asyncrl.collectors.engines.vllm.engine import VLLMEngine
-    from asyncrl.collectors.engines.vllm.settings import VLLMSettings
-
-    collector = config.collector
-    assert config.model.path is not None
-    assert collector.slot_tokens is not None, "with_slots comes first"
-    settings = VLLMSettings(
-        config.model.path,
-        dtype=config.model.dtype,
-        max_length=collector.slot_tokens,
-        rows=collector.decode_samples,
-        cache_bytes=int(collector.cache_gib * 2**30),
-        threads=collector.threads,
-    )
-    return VLLMEngine(settings, text=lambda ids: tokenizer.decode(list(ids)))
-
-
 def build_collector(
     config: RunConfig,
     index: int,
@@ -264,7 +251,7 @@ def build_collector(
     return Collector(
         f"collector{index}",
         CollectorSettings.of(config, PARTITION),
-        generator=build_generator(config, model, tokenizer, blocking=blocking),
+        generator=build_generator(config, index, model, tokenizer, blocking=blocking),
         scorer=scorer,
         tokenizer=tokenizer,
         plane=plane,
@@ -284,17 +271,12 @@ def rank_model(config: RunConfig, place: int) -> Any:
 
 
 def collector_model(config: RunConfig, place: int) -> Any:
-    """Return the model of the collector at `place` of the run's processes, on its device; None if its engine loads it.
-
-    Its weights are in the type that it computes in. Buffers are not: rounded frequencies of rotary
-    positions would make another model of it than the trainer's.
-    """
-    if config.collector.engine == "vllm":
+    """Return the model of the collector at `place` of the run's processes; None if its engine loads it."""
+    if config.collector.engine in ELSEWHERE:
         return None
-    model = build_run_model(config)
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(torch_dtype(config.model.dtype))
-    return model.to(choose_device(config.collector.device, place))
+    return cast_weights(build_run_model(config), torch_dtype(config.model.dtype)).to(
+        choose_device(config.collector.device, place)
+    )
 
 
 def _device_name(model: Any) -> str:
@@ -303,7 +285,7 @@ def _device_name(model: Any) -> str:
 
 
 def torch_backend(config: RunConfig, model: Any, *, pad_id: int, dtype: torch.dtype) -> TorchBackend:
-    """Return the run's backend around a model, which computes in `dtype`."""
+    """Return the run's backend around a model; it computes in `dtype`."""
     return TorchBackend(model, TorchSettings.of(config), pad_id=pad_id, compute_dtype=dtype)
 
 
@@ -318,7 +300,7 @@ def build_rank(
     blocking: Blocking[Any],
     extras: Sequence[str] = (),
 ) -> TrainerRank:
-    """Build a rank; ConfigError for an extra that the model does not take, or samples that it does not keep apart."""
+    """Build a rank; ConfigError if the model does not take an extra, or does not keep samples apart."""
     trainer = config.trainer
     check_takes(model, extras)
     dtype = torch_dtype(config.model.dtype)
@@ -337,4 +319,14 @@ def build_rank(
         extras=tuple(extras),
         peak_flops=peak_flops(_device_name(model), configured=trainer.peak_flops) or 0.0,
     )
-    return TrainerRank(settings, backend=backend, plane=plane, reducer=reducer, transport=transport, blocking=blocking)
+    # Rank 0 alone saves, a whole replica.
+    saves = rank == 0 and config.run.save_model
+    return TrainerRank(
+        settings,
+        backend=backend,
+        plane=plane,
+        reducer=reducer,
+        transport=transport,
+        blocking=blocking,
+        writer=ModelWriter(config.model, model, vocab_size=CharTokenizer.vocab_size) if saves else None,
+    )

@@ -17,7 +17,7 @@ _LOOPBACK = {
     "GLOO_SOCKET_IFNAME": "lo",
 }
 _FRUGAL = {
-    # More threads than cores fight for them: each process has few, whatever torch would choose.
+    # More threads than cores would compete for them, so each process has few.
     "OMP_WAIT_POLICY": "passive",
     "TQ_CLIENT_ZMQ_IO_THREADS": "1",
     "TQ_NUM_THREADS": "1",
@@ -34,7 +34,7 @@ _QUIET = {
 
 
 def prepare(threads: int) -> None:
-    """Set what is not set; RuntimeError if Ray is imported already without it."""
+    """Set the variables that are not set; RuntimeError if Ray was already imported without them."""
     if _too_late():
         raise RuntimeError("prepare the environment before importing ray, or Ray listens on all interfaces")
     for name, value in _wanted(threads).items():
@@ -43,7 +43,7 @@ def prepare(threads: int) -> None:
 
 @contextmanager
 def prepared(threads: int) -> Iterator[None]:
-    """Prepare for the length of the context; the environment is then as it was."""
+    """Prepare for the length of the context, and restore the environment after it."""
     added = _wanted(threads).keys() - os.environ.keys()
     prepare(threads)
     try:
@@ -54,7 +54,7 @@ def prepared(threads: int) -> Iterator[None]:
 
 
 def check_no_other_ray() -> None:
-    """Refuse a process in which somebody else imported or started Ray: ConfigError."""
+    """ConfigError if other code of this process imported or started Ray."""
     if "ray" not in sys.modules:
         return
     if sys.modules["ray"].is_initialized():

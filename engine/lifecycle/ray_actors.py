@@ -1,7 +1,7 @@
 """The Ray actors: thin processes around a Collector or a TrainerRank.
 
-Each is built in two strokes: the constructor loads the model while TransferQueue starts beside
-it, `connect` attaches to the data plane. The event loop stays free: blocking work runs in threads.
+Each is built in two steps: the constructor loads the model while TransferQueue starts, and `connect` attaches to the
+data plane. Blocking work runs in threads, so that the event loop stays free.
 """
 
 import os
@@ -30,7 +30,7 @@ from asyncrl.trainers.reducer import Alone, Gloo, Reducer
 
 
 class _ActorProcess:
-    """Calls methods of what it holds; `user_path` makes the user's own modules importable, last."""
+    """Calls methods of the collector or rank in it. `user_path` goes last on the path, for the user's modules."""
 
     def __init__(self, config: RunConfig, index: int, user_path: str, *, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -55,7 +55,7 @@ class _ActorProcess:
 
 
 def _has_own_gpu(model: Any, ranks: int) -> bool:
-    """Whether ranks train on GPUs of their own; they take them in turn."""
+    """Return whether each rank has a GPU of its own; ranks take GPUs in turn."""
     return next(model.parameters()).device.type == "cuda" and torch.cuda.device_count() >= ranks
 
 
@@ -67,13 +67,13 @@ def _nccl_on_loopback() -> None:
 class CollectorActor(_ActorProcess):
     """`pickled_taggers` are those of filters that are not in the configuration, by tag.
 
-    They come as bytes, to be read once the user's modules, which they may name, can be imported.
+    They come as bytes, because they can be read only once the user's modules can be imported.
     """
 
     def __init__(self, config: RunConfig, index: int, user_path: str, pickled_taggers: bytes) -> None:
         super().__init__(config, index, user_path, threads=config.collector.threads)
         self._taggers = all_taggers(config, pickle.loads(pickled_taggers))
-        # Its processes start beside the model's load.
+        # Its processes start while the model loads.
         self._scorer = ray_scorer(config, taggers=self._taggers)
         self._model = collector_model(config, config.trainer.ranks + index)
 

@@ -1,4 +1,4 @@
-"""`runtime: ray`: Ray, TransferQueue and one process an actor, all on this node's loopback.
+"""`runtime: ray`: Ray, TransferQueue and one process per actor, all on this node's loopback.
 
 Invariant: whatever was started here is gone when the context ends, however it ends.
 """
@@ -24,11 +24,12 @@ from asyncrl.engine.aio.outbox import Numbered
 from asyncrl.engine.data_plane.shared_memory import shared_directory
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.deployment import Deployment
-from asyncrl.engine.errors import ActorDied, ConfigError, Overdue
+from asyncrl.engine.errors import ActorDied, AsyncRLError, ConfigError, Overdue
 from asyncrl.engine.lifecycle.checks import warn_of_settings
 from asyncrl.engine.lifecycle.parts import cost_model, run_tokenizer, tokenized, train_partition, with_slots
 from asyncrl.engine.lifecycle.ray_actors import CollectorActor, RankActor
 from asyncrl.engine.lifecycle.transports import Transports, choose_way, weight_directory
+from asyncrl.engine.model.folder import Note
 from asyncrl.engine.records import Grant
 from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork
 from asyncrl.engine.weights.base import Offer, Sent
@@ -37,7 +38,7 @@ from asyncrl.trainers.reducer import MeetingPoint
 
 log = structlog.get_logger()
 
-# The limit of a call whose caller has a limit of its own, and says what went wrong with it.
+# The limit of a call whose caller has a limit of its own, with an error that says more.
 _CALLERS_S = float("inf")
 
 
@@ -134,6 +135,17 @@ class RemoteRank(RemoteActor):
         digest: Mapping[str, int] = await self._call("digest")
         return digest
 
+    async def hold_weights(self) -> int:
+        version: int = await self._call("hold_weights", timeout_s=_CALLERS_S)
+        return version
+
+    async def save_held(self, folders: Sequence[str], note: Note) -> None:
+        try:
+            await self._call("save_held", folders, note, timeout_s=_CALLERS_S)
+        except RayTaskError as error:
+            # Its message is a traceback; a full disk is told in one line.
+            raise error.cause if isinstance(error.cause, AsyncRLError) else error from None
+
 
 @asynccontextmanager
 async def ray_cluster() -> AsyncIterator[None]:
@@ -155,7 +167,7 @@ async def ray_cluster() -> AsyncIterator[None]:
 
 def _start_ray() -> None:
     # Ray's processes inherit what this thread blocks. A terminal that closes sends SIGHUP to all of them: they
-    # would die before the driver, which takes it, has settled. The driver's own threads hear it all the same.
+    # would die before the driver has settled the run. The driver's own threads still get the signal.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         ray.init(
@@ -175,7 +187,7 @@ def _start_ray() -> None:
 async def ray_deployment(
     config: RunConfig, prepared: PreparedTask, *, taggers: Mapping[str, Tagger] = MappingProxyType({})
 ) -> AsyncIterator[Deployment]:
-    """Start the actors and TransferQueue on a running Ray, all at once; end them with the context.
+    """Start the actors and TransferQueue at the same time on a running Ray; end them with the context.
 
     `taggers` are those of filters that are not in the configuration; ConfigError if they cannot be pickled.
     """
@@ -197,15 +209,15 @@ async def ray_deployment(
         RemoteRank(f"rank{i}", ray.remote(RankActor).options(**remote).remote(config, i, user_path), config)
         for i in range(config.trainer.ranks)
     ]
-    # TransferQueue starts its storage units after its controller; meanwhile idle workers, which they
-    # will take over, import what they need.
+    # TransferQueue starts its storage units after its controller. Meanwhile idle workers import what the units will
+    # need, and the units then run in these workers.
     warm = ray.remote(num_cpus=0)(_import_transfer_queue)
     for _ in range(config.data_plane.storage_units):
         warm.remote()
     start_s = config.supervision.start_timeout_s
     async with AsyncExitStack() as stack:
         stack.callback(_kill, [handle.actor for handle in (*collectors, *ranks)])
-        # Here, so that it is there before the first rank and outlives the last.
+        # Made here, so that it exists before the first rank and outlives the last.
         meeting = MeetingPoint()
         directory = stack.enter_context(weight_directory(config, way))
         transports = Transports.of(config, way, directory, meeting.address)
@@ -239,11 +251,12 @@ async def ray_deployment(
             prompts=prepared.prompts,
             examples=tokenized(prepared.examples, run_tokenizer(config)),
             cost=cost.flops if cost else None,
+            holder=ranks[0],
         )
 
 
 def _pickled(taggers: Mapping[str, Tagger]) -> bytes:
-    """Pickle taggers, functions of a notebook too, which no other process can import."""
+    """Pickle taggers; also functions of a notebook, which other processes cannot import."""
     try:
         pickled: bytes = ray.cloudpickle.dumps(dict(taggers))
     except Exception as error:  # The edge of user code: what a tagger holds may raise anything.

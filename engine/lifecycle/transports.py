@@ -22,6 +22,7 @@ from asyncrl.engine.weights.shared_file import SharedFile
 
 Way = Literal["in_process", "object_store", "shared_memory", "cuda_ipc", "nccl", "folder"]
 
+_FROM_FILES = ("vllm", "http")
 _ON_GPUS = ("cuda_ipc", "nccl")
 _NEED_RAY = ("object_store", *_ON_GPUS)
 
@@ -46,8 +47,8 @@ def choose_way(config: RunConfig, *, count_gpus: Callable[[], int] = torch.cuda.
         return "nccl" if len(set(devices)) == len(devices) else "cuda_ipc"
     if asked in _ON_GPUS and any(device.type != "cuda" for device in devices):
         why = (
-            "vLLM takes weights from files"
-            if config.collector.engine == "vllm"
+            f"collector.engine {config.collector.engine} takes weights from files"
+            if config.collector.engine in _FROM_FILES
             else f"rank 0 and the collectors compute on {', '.join(map(str, devices))}"
         )
         raise _refused(asked, why, "auto, object_store, shared_memory or folder")
@@ -123,9 +124,9 @@ class Transports:
 
 
 def _devices(config: RunConfig, count_gpus: Callable[[], int]) -> list[torch.device]:
-    """Return where weights come from, and where each collector wants them: vLLM's loads them from files."""
+    """Return where weights come from, and where each collector wants them: not on a GPU if its engine loads files."""
     collector, ranks = config.collector, config.trainer.ranks
-    asked = "cpu" if collector.engine == "vllm" else collector.device
+    asked = "cpu" if collector.engine in _FROM_FILES else collector.device
     return [
         choose_device(config.trainer.device, 0, count_gpus=count_gpus),
         *(choose_device(asked, ranks + i, count_gpus=count_gpus) for i in range(collector.count)),

@@ -8,9 +8,9 @@ group only while the others have so much that theirs would take as long.
 Example: groups of one collector take 1 s, of the other 10 s, with 4 in flight at each. The slow one, with none left
 in flight, is expected to take (1 + 1/4) / 2 · 10 s = 6.25 s; the quick one takes that long with 46 in flight.
 
-Nothing is known of a collector until its first group arrives: a slow one has its equal share of the first grants. It
-is late when it has brought nothing in twice the time of the others' longest group; then these are issued again
-elsewhere (`recall.py`), and it is tried with one group at a time, more and more seldom.
+The pace of a collector is not known until its first group arrives, so a slow one gets an equal share of the first
+grants. It is late if it has brought no group in twice the time of the longest group of the others. Its groups are then
+issued again elsewhere (`recall.py`), and it gets one group at a time, after longer and longer pauses.
 
 Invariant: it depends on logged events alone, in their order, so a replay derives it again.
 """
@@ -24,22 +24,21 @@ from asyncrl.engine.events.types import AnyEvent, Dispatched, Put, Settled
 from asyncrl.engine.records.fate import CANCELLED, RECALLED, dropped
 
 REMEMBERED_GROUPS = 16
-"""Groups of whose times a collector's mean is made; fewer follow its pace sooner and swing with every long group."""
+"""The mean of a collector is over this many groups. Fewer would follow its pace sooner, and swing with long groups."""
 
 TRIED_AGAIN_AFTER = 16
-"""A collector that got nothing for so many of its own times gets one group, to see whether it is still as slow."""
-
+"""A collector without a grant for this many times its own seconds per group gets one group, as a new try."""
 
 LATE_AFTER = 2
-"""A collector is late that brought nothing in so many times the longest that any group of another one took."""
+"""A collector is late if it brought no group in this many times the seconds of the longest group of the others."""
 
 
 @dataclass(eq=False, slots=True)
 class _Pace:
-    """What is known of one collector. `began` is by group in flight: when, with how many in flight, itself included.
+    """What is known of one collector. `began` has, by group in flight, when it began and how many were in flight then.
 
-    `brought` counts groups put, and `in_vain` is the seconds for which it had groups until they were taken from it
-    because it brought none.
+    `brought` counts groups put. `in_vain` is for how many seconds it had groups that were then taken from it, because
+    it had brought none.
     """
 
     granted: int = 0
@@ -66,7 +65,7 @@ class _Pace:
 
 
 class Balance:
-    """Chooses among collectors by name. With `exact`, for runs to be repeated exactly, time has no say: by turns."""
+    """Chooses among collectors by name. With `exact`, for runs that must repeat exactly, it takes turns."""
 
     kinds = (Dispatched, Put, Settled)
 
@@ -75,7 +74,7 @@ class Balance:
         self._exact = exact
         self._place: dict[int, str] = {}
         self._now = 0.0
-        # What is expected of each collector, best first; of many groups granted at once a heap spares the scans.
+        # Expected seconds of each collector, best first. A heap, because many groups may be granted at once.
         self._ranked: list[tuple[float, int, str]] = []
         self._fastest = 0.0
         self._unproven = set(self._paces)
@@ -95,7 +94,7 @@ class Balance:
                 self._end(event)
 
     def choose(self) -> str:
-        """Return the collector that should get the next group; of equals the one with least in flight, by name."""
+        """Return the collector that should get the next group; ties go to the least in flight, then by name."""
         if self._exact:
             return min(self._paces, key=lambda name: self._paces[name].granted)
         if not self._ranked:
@@ -105,19 +104,19 @@ class Balance:
         return self._ranked[0][-1]
 
     def late(self) -> dict[str, tuple[float, list[int]]]:
-        """Return by collector that brought nothing yet when it is late, in the log's time, and its groups in flight.
+        """Return, per collector that has brought no group yet, when it is late in the log's time, and what it has.
 
-        None is late before another one has brought as many groups as it has in flight.
+        A collector cannot be late before another one has brought as many groups as it has in flight.
 
-        Example: one collector brought its groups within 1 s. Another one, granted groups at 0 s, is late at 2 s. They
-        are recalled. It gets one group when 16 times 4 s have passed, with which it is late after 4 s.
+        Example: one collector brought its groups within 1 s. Another one, granted groups at 0 s, is late at 2 s, and
+        its groups are recalled. It gets one group after 16 · 4 s, and is late again 4 s later.
         """
         if self._exact:
             return {}
         found = {}
         for name in self._unproven:
             pace = self._paces[name]
-            # Of one group nobody knows whether it is long or its collector slow, unless that was late before.
+            # A single group may just be long, unless its collector was late before.
             fewest = 1 if pace.in_vain else 2
             if fewest <= len(pace.began) <= self._most_brought:
                 found[name] = (pace.oldest + LATE_AFTER * max(self._longest, pace.in_vain), sorted(pace.began))
@@ -129,14 +128,14 @@ class Balance:
         if not pace.measured:
             if pace.in_vain:
                 return (0.0, 0) if self._is_forgotten(pace) else (math.inf, in_flight)
-            # Nothing is known but that its first group takes as long as it has been in flight.
+            # Its first group takes at least as long as it has been in flight; more is not known.
             return max(self._fastest, self._now - min(pace.oldest, self._now)) * (1 + in_flight) / 2, in_flight
         if self._is_forgotten(pace):
             return 0.0, 0
         return pace.seconds * (1 + (in_flight + 1) / pace.load) / 2, in_flight
 
     def _is_forgotten(self, pace: _Pace) -> bool:
-        # The next try of a collector that brings nothing is longer than the last.
+        # So a collector that brings nothing waits longer after each try.
         known_s = pace.seconds if pace.measured else LATE_AFTER * pace.in_vain
         return known_s > 0 and not pace.began and self._now - pace.last_grant >= TRIED_AGAIN_AFTER * known_s
 
@@ -165,7 +164,7 @@ class Balance:
             self._longest = max(self._longest, seconds)
 
     def _end(self, event: Settled) -> None:
-        """Note a group that was not put. One that failed says nothing of the time that groups take."""
+        """Note a group that was not put. A failed one does not tell how long groups take."""
         if event.group not in self._place:
             return
         pace, seconds, load = self._take(event.group)
@@ -176,7 +175,7 @@ class Balance:
                 pace.in_vain = max(pace.in_vain, seconds)
 
     def _take(self, group: int) -> tuple[_Pace, float, int]:
-        """Take a group that was in flight off its collector: its pace, the group's seconds, and the load beside it."""
+        """Remove a group from those in flight; return its collector's pace, its seconds and the load beside it."""
         pace = self._paces[self._place.pop(group)]
         load_at_end = len(pace.began)
         since, load = pace.began.pop(group)

@@ -42,7 +42,7 @@ class Batch:
             self.kept.append(judgement)
 
     def lose(self, reasons: Mapping[int, str]) -> list[tuple[GroupMeta, str]]:
-        """Take kept groups out again, by number with the reason; return them, in order."""
+        """Remove kept groups, given by number with the reason; return them in order."""
         out = [(j.group, reasons[j.group.group]) for j in self.kept if j.group.group in reasons]
         self.kept = [j for j in self.kept if j.group.group not in reasons]
         self.drops.update(reason for _, reason in out)

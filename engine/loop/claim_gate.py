@@ -1,8 +1,7 @@
 """Whether a batch may be claimed now, in mode `gate`: so that no later group gets too old.
 
-Batches take the oldest groups first, so a group's last chance is a deadline, and the rule is that of
-scheduling by earliest deadline: of what a batch leaves, no more may be due within n further batches than
-those have room for.
+Batches take the oldest groups first, and the last chance of a group is a deadline. So this is scheduling by earliest
+deadline first: of the groups that a batch leaves, those due within the next n batches must fit into n batches.
 """
 
 from collections import Counter
@@ -12,11 +11,11 @@ from collections.abc import Iterable
 def can_claim_without_expiring(
     *, arrived: Iterable[int], in_flight: Iterable[int], wanted: int, per_batch: int, at: int, bound: int
 ) -> bool:
-    """Say whether a batch trained at version `at` may take the `wanted` oldest of `arrived` now.
+    """Return whether a batch trained at version `at` may take the `wanted` oldest of `arrived` now.
 
-    `arrived` and `in_flight` are the oldest versions of the groups there and of those on their way.
-    It may if all that it leaves can be trained within `bound` by batches of `per_batch`, or if no group
-    in flight is older than what it takes, so that waiting changes nothing.
+    `arrived` and `in_flight` are the oldest versions of the groups there and of those on their way. The answer is True
+    if all groups that it leaves can be trained within `bound` by batches of `per_batch`. It is also True if no group in
+    flight is older than those it takes, because waiting would change nothing.
 
     Example, at 2 groups per batch, version 4 and bound 2: groups stamped 4 and 4 have arrived. While two stamped 2 are
     on their way, the answer is False: this batch is their last chance, since the next is trained at version 5. If

@@ -13,6 +13,7 @@ listener    one per actor; produces put notices, failures and acknowledgements; 
 _assemble   produces batches; waits for put notices, and for _train to take the last batch.
 _train      produces versions; waits for a batch, and for the publish lag to be within its bound.
 _publish    produces served versions; waits for every generator's acknowledgement.
+saver       produces folders of saved models; waits for rank 0, beside the next steps.
 
 What happens to a batch, in which order, is in core.py; this file gives it tasks, real time and an ending. All of it
 is written against anyio with clock and I/O injected, so it runs on Ray, in one process and under virtual time alike.
@@ -38,6 +39,7 @@ from asyncrl.engine.loop.core import Core
 from asyncrl.engine.loop.dispatcher import Dispatcher
 from asyncrl.engine.loop.handover import Handover
 from asyncrl.engine.loop.listener import Listener
+from asyncrl.engine.loop.model_saver import ModelSaver
 from asyncrl.engine.loop.prompt_source import PromptSource
 from asyncrl.engine.loop.publisher import Publisher
 from asyncrl.engine.loop.recall import Recall
@@ -48,7 +50,7 @@ from asyncrl.filters import Chain
 
 log = structlog.get_logger()
 
-# With the data plane gone nothing can be put in order; collectors get this long to let go.
+# Without the data plane nothing can be settled any more, so collectors get only this long to stop.
 _DOWN_STOP_S = 2.0
 
 
@@ -64,8 +66,10 @@ class Controller:
         events: EventLog,
         progress: Progress,
         clock: Callable[[], float],
+        saver: ModelSaver | None = None,
     ) -> None:
         self._config = config
+        self._saver = saver
         self._deployment = deployment
         self._events = events
         self._progress = progress
@@ -111,7 +115,7 @@ class Controller:
         self._ending: Ending | None = None
 
     async def run(self) -> Ending:
-        """Run to an ending; never raises but for cancellation from outside. Nothing of the run stays behind."""
+        """Run to an ending, and leave nothing of the run behind. Only cancellation from outside is raised."""
         try:
             async with anyio.create_task_group() as tasks:
                 await self._start(tasks)
@@ -126,24 +130,29 @@ class Controller:
         if ending.code == 0 and not self._progress.steps:
             where = self._progress.alarms.in_vain()
             ending = Ending(1, f"{ending.reason}, but no step was trained{f': of the {where}' if where else ''}")
-        return ending
+        if self._saver is None:
+            return ending
+        version, stop_s = self.core.versions.trainer, self._config.supervision.stop_timeout_s
+        return await self._saver.finish(ending, version=version, stop_s=stop_s)
 
     @property
     def waits_for(self) -> str:
         """What trainer and collectors wait for, in words."""
+        if self._saver is not None and self._saver.finishing:
+            return "the last model to be saved"
         groups = self.core.groups.statistics()
         collectors = "prompts" if groups.run_ahead < groups.run_ahead_limit else "capacity"
         trainer = self.core.trainer_waits_for if self._works else "start"
         return f"trainer for {trainer}, collectors for {'generation' if groups.in_flight else collectors}"
 
     def interrupt(self, ending: Ending | None = None) -> None:
-        """Finish the step that runs, settle, and end: as `ending` says, or with code 130."""
+        """Finish the step that runs, settle, and end as `ending` says; without one, with code 130."""
         self._ending = self._ending or ending or Ending(130, INTERRUPTED)
         self._prompts.close()
         self.core.front_end.close()
 
     async def keys_left(self, partition: str) -> int | None:
-        """Count keys in the data plane; None when it no longer answers."""
+        """Count the keys in the data plane; None if it no longer answers."""
         try:
             return len(await self._deployment.plane.keys(partition))
         except (AsyncRLError, OSError):
@@ -201,7 +210,7 @@ class Controller:
             tasks.start_soon(self._recall.run)
         if self._config.rollout.cancel_stale:
             tasks.start_soon(self.dispatcher.cancel_stale)
-        await self._train(out)
+        await self._train(out, tasks)
 
     async def _assemble(self) -> None:
         """Assemble batches until the data ends or a limit is reached; the trainer finishes those that it was given."""
@@ -215,7 +224,7 @@ class Controller:
         self._end(reason or DATA_EXHAUSTED)
         self._handover.close()
 
-    async def _train(self, out: MemoryObjectSendStream[TrainedBatch]) -> None:
+    async def _train(self, out: MemoryObjectSendStream[TrainedBatch], tasks: TaskGroup) -> None:
         """Train what was assembled, until there is no more or a limit is reached."""
         core = self.core
         while not core.front_end.closed and (batch := await self._handover.next()) is not None:
@@ -227,10 +236,12 @@ class Controller:
             if core.limit() == LIMIT_STEPS:
                 self._end(LIMIT_STEPS)
                 return
+            if trained is not None and self._saver is not None:
+                await self._saver.after_step(trained.version, tasks)
 
     def _close(self, batch: Batch, trained: TrainedBatch | None) -> None:
         self.core.close(batch, trained)
-        # Once per row of such batches: the alarms tell of the rest.
+        # Only at the first of several such batches in a row; the alarms tell of the others.
         if trained is None and self._progress.alarms.learning.in_vain.batches == 1:
             log.warning(
                 "a batch without anything to train is not a step",
@@ -250,7 +261,7 @@ class Controller:
         self._prompts.close()
 
     async def _stop(self, *, plane_is_down: bool) -> None:
-        """Stop collectors, then settle what has no fate; bounded, also when actors are gone."""
+        """Stop collectors, then settle all groups without a fate; each within a limit, even if actors are gone."""
         limit = _DOWN_STOP_S if plane_is_down else self._config.supervision.stop_timeout_s
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
@@ -261,9 +272,9 @@ class Controller:
 
 
 async def _attempt(call: Callable[[], Any], limit_s: float) -> None:
-    """Await `call` as far as it goes: at the end of a run the first cause is known already."""
+    """Await `call` within a limit, and only log its error: at the end of a run the first cause is known already."""
     try:
         with anyio.move_on_after(limit_s):
             await call()
-    except Exception as error:  # The stop's edge: whatever it is, it came after the first cause.
+    except Exception as error:  # The edge of the stop: this error came after the first cause.
         log.warning("could not stop in order", error=repr(error))

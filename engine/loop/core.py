@@ -6,8 +6,8 @@
     close      what became of it: a version to publish, or no step
     published  every generator serves that version, so the batch's capacity comes back
 
-There is no task and no sleep in here. Four drivers run it: the controller in real time, replay by a log, what-if over
-a log's claims, and scripts in tests. Each word is called once per batch, in this order; nothing else has an order.
+It has neither tasks nor sleeps. Four drivers run it: the controller in real time, replay by a log, what-if over a log's
+claims, and scripts in tests. Each of the five is called once per batch, in this order.
 
 Invariant: every sample of a batch that reaches a step has its fate when the step has ended.
 """
@@ -42,13 +42,13 @@ from asyncrl.filters.statistics import RunningStatistics
 
 
 class Prompts(Protocol):
-    """Where groups come from, as far as the life of a batch is concerned."""
+    """Where groups come from, as a batch sees it."""
 
     def more_may_come(self, *, in_flight: bool) -> bool:
-        """Say whether another group can still arrive; `in_flight` says whether any is on its way."""
+        """Return whether another group can still arrive; `in_flight` says whether any is on its way."""
 
     def lost(self, grant: Grant, reason: str) -> None:
-        """Hear of a group that got too old, or was recalled."""
+        """Note that a group got too old, or was recalled."""
 
 
 class Core:
@@ -148,7 +148,7 @@ class Core:
         return TrainedBatch(version, await self._settle_and_send(_settlements(training, selection)), batch.judged)
 
     def close(self, batch: Batch, trained: TrainedBatch | None) -> None:
-        """Note what became of a batch, taken or not. NothingLearned when so many in a row had nothing to train."""
+        """Note what became of a batch. NothingLearned after `run.max_empty_batches` in a row without a step."""
         self._waits_for, self._waits_since = "batch", self._clock()
         if trained is not None:
             self._unpublished[trained.version] = trained.groups
@@ -160,7 +160,7 @@ class Core:
         self._check_learning()
 
     async def run(self, batch: Batch) -> TrainedBatch | None:
-        """Take, train and close a batch; one of which nothing was kept is closed at once."""
+        """Take, train and close a batch. A batch without a kept group is only closed."""
         trained = None
         if batch.kept:
             self.take(batch)
@@ -169,7 +169,7 @@ class Core:
         return trained
 
     def published(self, version: int) -> None:
-        """Give the capacity of the batch that made a version back: every generator serves it."""
+        """Give back the capacity of the batch that made a version, now that every generator serves it."""
         self.groups.release(self._unpublished.pop(version, ()))
 
     def limit(self) -> str | None:
@@ -208,7 +208,7 @@ class Core:
         return select(batch.kept, self._config, trainer_version=self.versions.trainer)
 
     async def _judge_after_logprobs(self, batch: Batch, gaps: Gaps) -> None:
-        """Have the chain's last filters judge by the log-probabilities' gaps, by key."""
+        """Have the filters of the last stage judge by the gaps of log-probabilities, given by key."""
         version = self.versions.trainer
         context = FilterContext(
             trainer_version=version, step=version, seed=self._config.run.seed, statistics=self._judged
@@ -220,7 +220,7 @@ class Core:
         await self.groups.settle(settlements, release=self._chain.refill is not None)
 
     async def _let_go(self, kept: Sequence[Judgement], selection: Selection) -> list[Judgement]:
-        """With refill a group of which nothing is trained has taken no place: it ends now. Return the others."""
+        """With refill, end groups without a sample to train now: they take no place in the batch. Return the others."""
         if self._chain.refill is None:
             return list(kept)
         gone = [j for j in kept if selection.lengths.keys().isdisjoint(j.group.keys)]

@@ -20,7 +20,7 @@ from asyncrl.engine.records import Grant
 
 
 class Dispatcher:
-    """Grants groups to collectors. `held_up` says that a whole batch waits for the trainer, for `rollout.pacing`."""
+    """Grants groups to collectors. `held_up`, for `rollout.pacing`, tells whether a batch waits for the trainer."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Dispatch prompts while there is capacity; many groups in one call to a collector."""
-        # Beside one another: a collector that is slow to take its groups keeps no other waiting.
+        # Each grant has a task: otherwise a collector that is slow to take its groups would keep the others waiting.
         async with anyio.create_task_group() as granting:
             await self._dispatch(granting)
 
     async def cancel_stale(self) -> None:
-        """Cancel what no batch to come could train any more, at each new version."""
+        """At each new version, cancel the groups that no later batch could train."""
         seen = -1
         while True:
             await self._versions.changed.wait_at_most(
@@ -61,7 +61,7 @@ class Dispatcher:
     async def _dispatch(self, granting: TaskGroup) -> None:
         numbers = count()
         while True:
-            # Its deadline is the front end's: without capacity coming back no batch is complete.
+            # The front end keeps the deadline: if no capacity comes back, no batch becomes complete there.
             await self._groups.changed.wait_at_most(self._may_grant, self._config.supervision.starve_timeout_s)
             grants: dict[str, list[Grant]] = {}
             while self._may_grant():

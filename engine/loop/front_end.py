@@ -1,9 +1,8 @@
 """The replay front end: claims whole groups, holds the hard bound on age, runs the filter chain.
 
-A batch is `groups_per_step` groups judged, or, with refill, kept. The bound (reason `stale`)
-always holds and no filter can lift it: at the claim against the version at which the batch will
-be trained, at hand-off against the trainer's version. Only the front end claims. After the
-claim tags alone are judged; no tensor moves.
+A batch is `groups_per_step` groups judged or, with refill, kept. The bound (reason `stale`) always holds, and no
+filter can lift it. It is checked twice: at the claim for the version at which the batch will be trained, and at
+hand-off for the trainer's version. Only the front end claims. Judging reads tags; no tensor moves.
 """
 
 import math
@@ -69,7 +68,7 @@ class FrontEndSettings:
 
 @dataclass(frozen=True, slots=True)
 class FrontEndStatistics:
-    """How many batches were assembled, claims held back by the gate, and claims of which no notice had come."""
+    """Numbers of batches assembled, of claims that the gate held back, and of claims that came before a notice."""
 
     batches: int
     gate_waits: int
@@ -127,9 +126,9 @@ class FrontEnd:
         return FrontEndStatistics(self._batches, self._gate_waits, self._poll_hits)
 
     async def next_batch(self) -> Batch:
-        """Assemble a batch; it is short, or empty, only when no more groups can come, or after `close`.
+        """Assemble a batch; it is short, or empty, only if no more groups can come, or after `close`.
 
-        Raises RefillExhausted by configuration, Overdue when no group arrives in time.
+        Raises RefillExhausted if configured, and Overdue if no group arrives in time.
         """
         batch = Batch(self.batches)
         await self._fill(batch)
@@ -150,15 +149,15 @@ class FrontEnd:
         return batch
 
     async def keep_claims(self) -> None:
-        """Renew what is claimed, well before it expires: time ends the claims of a lost owner only."""
+        """Renew all claims well before they expire, so that only those of a lost owner do."""
         while True:
             await anyio.sleep(self._settings.lease_s / 3)
             await self._groups.renew()
 
     def close(self) -> None:
-        """Claim no more: a batch in the making is given up, one that is being handed over goes as it is.
+        """Claim no more. A batch in the making is given up; a batch at hand-off stays as it is.
 
-        Nothing is cancelled: a claim that is given up is made all the same, and its groups would be nobody's.
+        Nothing is cancelled: the store carries out a cancelled claim all the same, and nobody would own its groups.
         """
         self._closed = True
         self._groups.changed.notify()
@@ -166,7 +165,7 @@ class FrontEnd:
     async def hand_off(self, batch: Batch) -> None:
         """Check age and claim of every kept group again, just before training.
 
-        What falls out is dropped; with refill it is replaced, otherwise the batch goes short.
+        Groups that fail are dropped. With refill they are replaced; without it the batch is shorter.
         """
         batch.taken = True
         while batch.kept:
@@ -188,7 +187,7 @@ class FrontEnd:
                 self._refilling = False
 
     def _is_stale(self, group: GroupMeta, version: int) -> bool:
-        """Say whether the hard bound drops a group; in mode `tokens` the plan withholds tokens instead."""
+        """Return whether the hard bound drops a group; in mode `tokens` the plan withholds tokens instead."""
         return group.age(version) > self._settings.max_staleness and self._settings.stale_mode != "tokens"
 
     def _version(self, batch: Batch) -> int:
@@ -206,7 +205,7 @@ class FrontEnd:
         )
 
     async def _gate(self, batch: Batch, wanted: int) -> None:
-        """Wait, once a batch and in mode `gate`, while claiming now would make a later group too old."""
+        """In mode `gate`, wait while a claim would make a later group too old, until the batch has timed out once."""
         may_pass = partial(self._passes_gate, batch, wanted)
         if self._settings.stale_mode != "gate" or batch.gate_overdue or may_pass():
             return
@@ -227,9 +226,9 @@ class FrontEnd:
             await self._judge(batch, groups)
 
     async def _claim(self, batch: Batch, wanted: int) -> Sequence[GroupMeta]:
-        """Claim up to `wanted` groups, once so many have arrived or no more can; empty if there are none.
+        """Claim up to `wanted` groups, once that many have arrived or no more can; empty if there are none.
 
-        The slow poll takes what is there after `poll_s`, whatever the notices say.
+        After `poll_s` it takes what is there, whatever the notices say.
         """
         seen = -1
         try:
@@ -265,8 +264,8 @@ class FrontEnd:
             ) from None
 
     async def _claim_once(self, wanted: int, *, told: bool) -> Sequence[GroupMeta]:
-        """Claim what is there, and return what of it is new."""
-        # Numbered before the call: a hand-off that refills claims beside the next batch.
+        """Claim groups that are there, and return the new ones."""
+        # Numbered before the call, because a hand-off that refills claims at the same time as the next batch.
         claim_id = f"{self._settings.owner}/{self._claims}"
         self._claims += 1
         claim = await self._plane.claim(
@@ -284,7 +283,7 @@ class FrontEnd:
         return new
 
     def _comes_second(self, batch: Batch) -> bool:
-        """Say whether another batch, for which the trainer waits, is to have the next groups."""
+        """Return whether another batch, for which the trainer waits, gets the next groups."""
         return self._refilling and not batch.taken
 
     def _worth_claiming(self, batch: Batch, wanted: int, seen: int) -> bool:

@@ -11,7 +11,7 @@ import anyio
 import structlog
 
 from asyncrl.engine.data_plane.base import Claim, DataPlane, Lease
-from asyncrl.engine.errors import ClaimLost
+from asyncrl.engine.errors import AsyncRLError, ClaimLost
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import (
     Claimed,
@@ -43,7 +43,7 @@ class Settlement:
 
 
 def drop_fates(group: GroupMeta, reason: str) -> tuple[str, ...]:
-    """Fates of a dropped group: its failed samples failed before."""
+    """Return the fates of a dropped group; samples that had failed stay failed."""
     causes = group.sample_tag(tag.CAUSE)
     return tuple(
         failed(str(cause)) if status == tag.FAILED else dropped(reason)
@@ -52,8 +52,12 @@ def drop_fates(group: GroupMeta, reason: str) -> tuple[str, ...]:
 
 
 def trained_fates(group: GroupMeta, trained: Iterable[int], masks: Mapping[int, str]) -> tuple[str, ...]:
-    """Fates of a group that was trained on: samples in `trained`, the rest masked or failed."""
+    """Return the fates of a group that was trained on; AsyncRLError if a sample is not trained, masked or failed."""
     chosen = set(trained)
+    failing = {i for i, status in enumerate(group.statuses) if status == tag.FAILED}
+    forgotten = [key for i, key in enumerate(group.keys) if i not in chosen | masks.keys() | failing]
+    if forgotten:
+        raise AsyncRLError(f"{', '.join(forgotten)} in a batch that was trained: neither trained, masked nor failed")
     base = drop_fates(group, RUN_ENDED)
     return tuple(TRAINED if i in chosen else masked(masks[i]) if i in masks else fate for i, fate in enumerate(base))
 
@@ -201,7 +205,7 @@ class Groups:
         self.changed.notify()
 
     def recall(self, groups: Iterable[int]) -> None:
-        """Note that groups on their way, if they are cancelled, are so for the sake of others, not for their age."""
+        """Note that these groups, once cancelled, count as recalled and not as cancelled for their age."""
         self._recalled.update(groups)
 
     def fail(self, group: int, reason: str, error: str) -> None:
@@ -221,10 +225,10 @@ class Groups:
         self.changed.notify()
 
     def claim(self, claim: Claim, *, asked: int | None = None) -> list[GroupMeta]:
-        """Note a claim; a group whose put notice is still on its way has arrived by that. Return what is new.
+        """Note a claim, and return its new groups. A group whose put notice is still on its way counts as arrived.
 
-        The log says how many groups were `asked` for. A group that is claimed here already, whose lease had ended, is
-        held on under the claim's number.
+        The log says how many groups were `asked` for. A group that was claimed here before, and whose lease had ended,
+        gets the fencing number of this claim.
         """
         new = []
         for group in claim.groups:
@@ -248,7 +252,7 @@ class Groups:
             await self._clear(unknown, claim.lease)
 
     async def renew(self) -> None:
-        """Push out the expiry of all that is claimed; what another owner has taken is left to the hand-off."""
+        """Renew the leases of all claimed groups; the hand-off finds those that another owner has taken."""
         claimed = list(self._claimed.values())
         if claimed:
             await self._while_leased(claimed, self.lease(claimed), self._plane.renew)
@@ -258,10 +262,10 @@ class Groups:
         return Lease(self._partition, self._consumer, {group.row: self._fences[group.row] for group in groups})
 
     async def settle(self, settlements: Sequence[Settlement], *, release: bool = False) -> None:
-        """End claimed groups: log fates, clear keys and, with `release`, give their capacity back, else later.
+        """End claimed groups: log fates, clear keys and, with `release`, give back their capacity.
 
-        One act: whoever cancels its caller waits for it, at most for the plane's deadline. Keys that another owner
-        has claimed by now are left to it.
+        Cancellation waits until this is done, at most for the plane's deadline. Keys that another owner has claimed
+        meanwhile are left to that owner.
         """
         if not settlements:
             return
@@ -272,7 +276,7 @@ class Groups:
         lease = self.lease(groups)
         for group in groups:
             del self._fences[group.row]
-        # Cut off here, the capacity of groups that have their fates would never come back.
+        # If this were cut off, the capacity of groups that have their fates would never come back.
         with anyio.CancelScope(shield=True):
             await self._clear(groups, lease)
         if release:
@@ -291,7 +295,7 @@ class Groups:
     async def _while_leased(
         self, groups: Sequence[GroupMeta], lease: Lease, act: Callable[[Lease], Awaitable[None]]
     ) -> list[int]:
-        """Act on groups that are still held; return the others."""
+        """Call `act` on the groups that are still leased; return the numbers of the others."""
         fences = {group.row: lease.fences[group.row] for group in groups}
         while fences:
             part = Lease(self._partition, self._consumer, fences)
@@ -316,13 +320,13 @@ class Groups:
                 self._on_lost(grant, reason)
 
     def release(self, groups: Iterable[int]) -> None:
-        """Give capacity back to run-ahead, once a group."""
+        """Give back the capacity of groups to run-ahead, once per group."""
         freed = self.run_ahead.give_back(groups)
         if freed:
             self._log.append(Released(groups=freed))
 
     async def settle_rest(self) -> None:
-        """At the end of a run: whatever has no fate is dropped(run_ended), and no key stays."""
+        """At the end of a run, drop all groups without a fate (`run_ended`), and clear every key."""
         for grant in self._in_flight.values():
             self._settled(grant.group, [dropped(RUN_ENDED)] * grant.size)
         for group in (*self._buffered.values(), *self._claimed.values()):
@@ -331,6 +335,6 @@ class Groups:
         self._buffered.clear()
         self._claimed.clear()
         self._fences.clear()
-        # Also what waited for its batch's end or publish: nothing comes after it.
+        # Also the capacity that waits for a batch's end or publish, because neither will come.
         self.release(self.run_ahead.out)
         await self._plane.clear(self._partition, await self._plane.keys(self._partition))

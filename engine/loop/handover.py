@@ -33,7 +33,7 @@ class Handover:
         try:
             await self._taken.wait()
         finally:
-            if self._batch is batch:  # Whoever offered it is cancelled: it is nobody's.
+            if self._batch is batch:  # The task that offered it is cancelled, so nobody may take it.
                 self._batch = None
         self._changed.notify()
 

@@ -1,6 +1,6 @@
 """What actors say, heard in order: put notices, failures, acknowledgements, and their death.
 
-Invariant: the loop hears each message once; an actor that says nothing in time is dead.
+Invariant: the loop hears each message once; an actor that does not answer in time counts as dead.
 """
 
 import anyio
@@ -46,7 +46,7 @@ class Listener:
         self._failed_in_a_row: dict[str, list[int | str]] = {}
 
     async def listen(self, actor: Actor) -> None:
-        """Hear an actor until cancelled. ActorDied, or the actor's own error; GenerationError if failures go on."""
+        """Listen until cancelled. Raises ActorDied, the actor's own error, or GenerationError after many failures."""
         seen = 0
         while True:
             with self._deaths.of(actor.name):
@@ -80,7 +80,7 @@ class Listener:
                     self._count_failure(name, grant, reason, error)
 
     def _count_failure(self, name: str, grant: Grant, reason: str, error: str) -> None:
-        """End the run if failures go on, but not for the sake of one prompt, which will be retired."""
+        """Raise after too many failures in a row, unless all are of one prompt, which will be retired."""
         row = self._failed_in_a_row.setdefault(name, [])
         row.append(grant.prompt.id)
         several = len(set(row)) > 1 or self._retirement.prompts == 1

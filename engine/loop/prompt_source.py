@@ -1,7 +1,7 @@
 """Prompts in the order in which they are granted: ones that were lost first, then epoch after epoch.
 
-Invariant: a prompt lost to age comes again at most `requeue_tries` times, a recalled one always, which counts as none
-of them; and none once the source is closed.
+Invariant: a prompt lost to age comes again at most `requeue_tries` times. A recalled one always comes again, and that
+does not count as a try. No prompt comes again once the source is closed.
 """
 
 import random
@@ -55,7 +55,7 @@ class PromptSource:
         return bool(self._lost) or not self._exhausted
 
     def more_may_come(self, *, in_flight: bool) -> bool:
-        """Say whether another group can still arrive; `in_flight` says whether any is on its way."""
+        """Return whether another group can still arrive; `in_flight` says whether any is on its way."""
         return self.more or in_flight
 
     def next(self) -> Turn | None:
@@ -74,7 +74,7 @@ class PromptSource:
                 return turn
 
     def lost(self, grant: Grant, reason: str) -> None:
-        """Have the prompt of a group come again that was recalled, or, as often as allowed, of one that got too old."""
+        """Let a lost prompt come again: always if it was recalled, up to `requeue_tries` times if it got too old."""
         if reason == RECALLED:
             self._recall(grant)
         elif grant.tries < self._tries and not self._closed:
@@ -84,10 +84,10 @@ class PromptSource:
             log.warning("a prompt is lost to age for good", prompt=prompt.id, dataset=prompt.dataset, tries=self._tries)
 
     def close(self) -> None:
-        """Let no lost prompt come again: the run is at its end."""
+        """From now on no lost prompt comes again, because the run ends."""
         self._closed = True
 
     def _recall(self, grant: Grant) -> None:
         if not self._closed:
-            # Its next turn adds the try that this one was not.
+            # `next` adds a try, and a recall must not count as one.
             self._lost.append(replace(grant, tries=grant.tries - 1))

@@ -1,7 +1,7 @@
-"""Recall: what a collector of which nothing comes back has from its first grants is issued again, elsewhere.
+"""Recall: the first groups of a collector that brings none are issued again elsewhere.
 
 Invariant: only groups of a collector that has never brought one are recalled, once the balance says that it is late.
-What it brings nevertheless counts as ever.
+If it brings one of them after all, that group counts as usual.
 """
 
 import math
@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 class Recall:
-    """Cancels what the balance says is late. `now` is the log's time."""
+    """Cancels the groups that the balance says are late. `now` is the log's time."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Recall:
         """Wait until a collector is late, and ask it for its groups."""
         while True:
             due, name, groups = self._next()
-            # Without a deadline of its own: nothing need ever be late, and starving is the front end's to tell.
+            # Possibly forever: no collector need ever be late, and the front end tells if groups are lacking.
             if await self._groups.changed.wait_at_most(partial(self._due_is_not, due), due - self._now()):
                 continue
             log.warning(
@@ -54,6 +54,6 @@ class Recall:
         return self._next()[0] != due
 
     def _next(self) -> tuple[float, str, list[int]]:
-        """Return when which collector is late with what; never, without a name, if none can be."""
+        """Return when the next collector is late, its name and its groups; infinity and no name if none can be."""
         late = ((at, name, groups) for name, (at, groups) in self._balance.late().items())
         return min((one for one in late if not self._asked.issuperset(one[2])), default=(math.inf, "", []))

@@ -1,7 +1,7 @@
-"""How many groups a batch still asks for: so many judged, or, with dynamic sampling, so many kept within a budget.
+"""How many groups a batch still asks for. It needs `groups_per_step` groups judged, or with dynamic sampling kept.
 
-Example, at 4 groups per step and 3 attempts: a batch may judge 12 groups. Where it has judged 10 and kept 2, it asks
-for 2 more, which is both what is missing and what is left of the budget.
+Example, at 4 groups per step and 3 attempts: a batch may judge 12 groups. If it has judged 10 and kept 2, it asks for 2
+more: that many are missing, and that many are left of the budget.
 """
 
 from collections import Counter
@@ -25,12 +25,12 @@ class RefillBudget:
 
     def hand_on(self, batch: Batch) -> None:
         """Note a batch that is complete."""
-        # Elsewhere than with `error` going on is what the user wants: each batch has attempts of its own.
+        # Without `error` the user wants the run to go on, so each batch has attempts of its own.
         if self._policy is not None and self._policy.on_exhausted == "error":
             self._handed_on.append(batch)
 
     def wanted(self, batch: Batch) -> int:
-        """Return how many groups to judge next; 0 when the batch is complete. RefillExhausted by configuration."""
+        """Return how many groups to judge next; 0 if the batch is complete. RefillExhausted if so configured."""
         policy, per_step = self._policy, self._groups_per_step
         if policy is None:
             return per_step - len(batch.judged)

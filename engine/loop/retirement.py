@@ -1,6 +1,6 @@
-"""Prompts that fail again and again, as one too long for the model does, are left out for the rest of a run.
+"""Prompts that fail again and again (such as one too long for the model) are left out for the rest of a run.
 
-Invariant: a prompt that has failed `after` times, without a good group between, is never granted again.
+Invariant: a prompt that has failed `after` times, without a good group in between, is never granted again.
 """
 
 import structlog
@@ -12,7 +12,7 @@ log = structlog.get_logger()
 
 
 class Retirement:
-    """Counts the failures of each of a run's `prompts`; `after` None retires none."""
+    """Counts failures by prompt. `prompts` is the number of the run's prompts; with `after` None none is retired."""
 
     def __init__(self, after: int | None, *, prompts: int) -> None:
         self._after = after
@@ -23,7 +23,7 @@ class Retirement:
         """By prompt: how often it was passed over since, once per epoch."""
 
     def succeeded(self, prompt: int | str) -> None:
-        """Note a group that came through: what failed before it was not the prompt."""
+        """Note a good group: the failures before it were not the fault of the prompt."""
         self._failures.pop(prompt, None)
 
     def failed(self, prompt: Prompt, reason: str, error: str) -> None:
@@ -43,9 +43,9 @@ class Retirement:
         self._last = f"prompt {prompt.id!r}, for {reason}:\n{error}"
 
     def passes_over(self, prompt: Prompt) -> bool:
-        """Say whether a prompt whose turn it is was retired, and count its turn.
+        """Return whether the prompt whose turn it is was retired, and count its turn.
 
-        GenerationError with the cause if no prompt is left: epochs without end would be passed over.
+        GenerationError, with the last cause, if no prompt is left: otherwise endless epochs would be passed over.
         """
         if prompt.id not in self.retired:
             return False

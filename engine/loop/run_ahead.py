@@ -6,19 +6,19 @@ from asyncrl.engine.aio.signal import Signal
 
 
 class RunAhead:
-    """A counted budget of `limit` groups. A group's capacity comes back once; twice is ignored.
+    """A counted budget of `limit` groups. A group's capacity comes back once; a second return is ignored.
 
     Example, at 2 groups per step and `max_staleness` 1: the limit is (1 + 1) · 2 = 4. Groups 0 to 3 are dispatched, and
     0 and 1 are trained. Until their version is published all 4 are out, so nothing is dispatched that would be too
     old when its turn comes. Then 0 and 1 give their capacity back, and groups 4 and 5 may go.
     """
 
-    def __init__(self, limit: int, changed: Signal | None = None) -> None:
+    def __init__(self, limit: int) -> None:
         if limit < 1:
             raise ValueError(f"run-ahead limit is {limit}; it must be at least 1")
         self.limit = limit
         self._out: set[int] = set()
-        self.changed = changed or Signal()
+        self.changed = Signal()
 
     @property
     def used(self) -> int:
@@ -40,7 +40,7 @@ class RunAhead:
         self._out.add(group)
 
     def give_back(self, groups: Iterable[int]) -> list[int]:
-        """Return the capacity of groups; the ones that held any are returned."""
+        """Give back the capacity of groups; return those that held any."""
         freed = [group for group in groups if group in self._out]
         self._out.difference_update(freed)
         if freed:

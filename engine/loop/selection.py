@@ -1,4 +1,4 @@
-"""What of a batch is trained, from tags alone: advantages, masks and tokens withheld."""
+"""Which samples of a batch are trained, by tags alone: advantages, masks and withheld tokens."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from asyncrl.trainers.loss.advantages import group_advantages
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What of a batch is trained: samples by key; per group the masks of the others, a reason by index.
+    """The samples to train, by key, and per group the masks of the others: a reason by index.
 
-    By key, `lengths` are tokens of prompt and response, and `ages` of the oldest token trained, in versions.
+    `lengths` are tokens of prompt and response, by key. `ages` are versions, by key: those of the oldest token trained.
     `reward_sum` adds up the rewards of trained samples.
     """
 
@@ -38,7 +38,7 @@ class Selection:
 
 
 def select(kept: Sequence[Judgement], config: RunConfig, *, trainer_version: int) -> Selection:
-    """Choose the samples of kept groups that can be trained; AsyncRLError for one over the budget, if so configured."""
+    """Choose the samples to train; AsyncRLError if one is over the budget and `trainer.over_budget` is `error`."""
     trainer = config.trainer
     samples: dict[str, SampleWork] = {}
     lengths: dict[str, int] = {}
@@ -71,7 +71,7 @@ def select(kept: Sequence[Judgement], config: RunConfig, *, trainer_version: int
 
 
 def _over_budget(judgement: Judgement, sizes: Mapping[str, int], config: RunConfig) -> dict[int, str]:
-    """Return the masks of samples that no micro-batch holds; an error naming one if those are not to be masked."""
+    """Return masks for samples longer than a micro-batch; AsyncRLError, naming one, if they must not be masked."""
     budget = config.trainer.micro_batch_tokens
     too_long = over_budget(sizes, budget, align=config.trainer.align)
     if too_long and config.trainer.over_budget == "error":
@@ -84,10 +84,10 @@ def _over_budget(judgement: Judgement, sizes: Mapping[str, int], config: RunConf
 
 
 def _too_old(group: GroupMeta, config: RunConfig, trainer_version: int) -> tuple[list[int], list[int]]:
-    """Return per sample the leading tokens over the bound, and the version of the oldest one left.
+    """Return, per sample, how many leading tokens are over the bound, and the version of the oldest token left.
 
-    In mode `tokens` ages are of tokens; elsewhere a sample goes by its group's stamp, and nothing
-    is over the bound that the front end has let through.
+    In mode `tokens` each token has its own age. In the other modes a sample has the age of its group's stamp, and the
+    front end has dropped the groups that are over the bound.
     """
     oldest_allowed = trainer_version - config.rollout.max_staleness
     if group.version >= oldest_allowed and config.rollout.stale_mode != "tokens":

@@ -1,6 +1,6 @@
-"""The stages of a step on the ranks: `logprobs`, `reference_logprobs`, `train`, each by a plan of its own.
+"""The stages of a step on the ranks: `logprobs`, `reference_logprobs` and `train`, each with a plan of its own.
 
-Only metadata goes out and comes back; results are columns written under the samples' keys by the ranks.
+Only metadata goes out and comes back; the ranks write results as columns under the keys of the samples.
 Invariant: a stage that returns has covered exactly the keys of its selection, each by one rank.
 """
 
@@ -45,9 +45,9 @@ class Stages:
         self._given = given
 
     async def logprobs(self, selection: Selection, *, step: int, write: bool) -> dict[str, tuple[float, float]]:
-        """Have log-probabilities taken under the weights as they are, kept as a column if `write`.
+        """Have the ranks compute log-probabilities under the current weights; with `write` they keep them as a column.
 
-        Return their gap to the sampler's (records/gaps.py: largest, mean) by key, in the selection's order.
+        Return, by key in the selection's order, the gap to those of the sampler (records/gaps.py: largest, mean).
         """
         gaps: dict[str, tuple[float, float]] = {}
         for part in await self._forward(selection, step=step, reference=False, write=write):
@@ -61,7 +61,7 @@ class Stages:
         return {key: gaps[key] for key in selection.lengths}
 
     async def reference_logprobs(self, selection: Selection, *, step: int) -> None:
-        """Have log-probabilities taken under the frozen reference model and kept as a column."""
+        """Have the ranks compute log-probabilities under the frozen reference model, and keep them as a column."""
         await self._forward(selection, step=step, reference=True, write=True)
 
     def plan(self, selection: Selection) -> Plan:
@@ -110,7 +110,7 @@ class Stages:
         return results
 
     def _scales(self, plan: Plan, selection: Selection) -> dict[str, float]:
-        """Return what each token of a key counts, by the counts of its update over all ranks."""
+        """Return by key the weight of each of its tokens, from the counts of its update over all ranks."""
         how, constant = self._config.trainer.loss_normalisation, self._config.rollout.max_new_tokens
         scales: dict[str, float] = {}
         for part in plan.parts:
@@ -120,7 +120,7 @@ class Stages:
     async def _forward(
         self, selection: Selection, *, step: int, reference: bool, write: bool
     ) -> list[dict[str, tuple[float, float]]]:
-        """Run a forward-only stage: its own budget, no lockstep, no fillers."""
+        """Run a forward-only stage, which has its own budget and neither lockstep nor fillers."""
         trainer = self._config.trainer
         plan = plan_batch(
             selection.lengths,
@@ -180,9 +180,9 @@ def later_columns(trainer: Trainer) -> tuple[str, ...]:
 
 
 def forward_length(plan: Plan, lengths: Mapping[str, int], *, packed: bool, align: int = 1) -> int:
-    """Return the one length of a forward pass on every rank, in positions: of the longest row of the plan.
+    """Return the common length of all forward passes of a plan, in positions: that of its longest row.
 
-    A row is a sample, or a whole micro-batch where samples are packed. The same plan has the same length.
+    A row is a sample or, if samples are packed, a whole micro-batch.
     """
     batches = [batch for rank in plan.ranks for batch in rank]
     return max(row_positions(batch, lengths, packed=packed, align=align) for batch in batches)

@@ -19,7 +19,7 @@ from asyncrl.engine.records import Plan
 from asyncrl.engine.records.work import Work
 
 Gaps = Mapping[str, tuple[float, float]]
-"""Of each key, the gap of the trainer's log-probabilities to the sampler's: largest, mean (records/gaps.py)."""
+"""By key, the gap between the log-probabilities of trainer and sampler: largest, mean (records/gaps.py)."""
 
 
 class Step:
@@ -37,13 +37,13 @@ class Step:
         self._clock = clock
 
     async def measure(self, selection: Selection, *, batch: int, step: int) -> Gaps:
-        """Have log-probabilities taken under the weights as they are, for filters and a decoupled objective."""
+        """Have the ranks compute log-probabilities under the current weights, for filters and a decoupled objective."""
         gaps = await self._stages.logprobs(selection, step=step, write=self._decoupled)
         self._log.append(Measured(batch=batch, log_ratios=written({key: list(gap) for key, gap in gaps.items()})))
         return gaps
 
     async def measure_reference(self, selection: Selection, *, step: int) -> None:
-        """Have log-probabilities taken under the frozen reference model."""
+        """Have the ranks compute log-probabilities under the frozen reference model."""
         await self._stages.reference_logprobs(selection, step=step)
 
     async def train(self, selection: Selection, *, batch: int, step: int, groups: Sequence[int]) -> StepEnded:
@@ -83,8 +83,9 @@ class Step:
                 batch=batch,
                 step=step,
                 ranks=[[list(micro.keys) for micro in rank] for rank in plan.ranks],
-                fillers=sum(micro.filler for rank in plan.ranks for micro in rank),
+                fillers=len(plan.filler_places),
                 updates=plan.updates,
+                filler_places=plan.filler_places,
             )
         )
         self._log.append(StepStarted(step=step, version=step - 1, groups=list(groups)))

@@ -1,4 +1,4 @@
-"""What a step has shown of its plan: how even, how full, how fast. Every figure always there, 0 when not known."""
+"""How a step's plan worked out: how even, how full, how fast. Every figure is always there; 0 if it is not known."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from asyncrl.trainers.fan_out import Cost
 
 @dataclass(frozen=True, slots=True)
 class PlanFigures:
-    """Of one step: metrics by name, and each rank's seconds; none are predicted until some were measured."""
+    """Figures of one step: metrics by name, and seconds by rank. None are predicted before the first measurement."""
 
     metrics: dict[str, float]
     rank_seconds: list[float]
@@ -48,7 +48,7 @@ class StepMetrics:
         by_name: dict[str, float] = {
             metrics.MICRO_BATCHES: sum(len(rank) for rank in plan.ranks),
             metrics.UPDATES: len(plan.parts),
-            metrics.FILLER_MICRO_BATCHES: sum(micro.filler for rank in plan.ranks for micro in rank),
+            metrics.FILLER_MICRO_BATCHES: len(plan.filler_places),
             metrics.FILLER_FRACTION: 1 - sum(planned) / sum(computed) if sum(computed) else 0.0,
             metrics.PADDING_FRACTION: self._padding(plan, lengths),
             metrics.PLANNED_IMBALANCE: imbalance(planned),
@@ -74,7 +74,7 @@ class StepMetrics:
         return out
 
     def _padding(self, plan: Plan, lengths: Mapping[str, int]) -> float:
-        """Return the share of positions that go through the model and hold no token of a sample."""
+        """Return the share of the positions computed that do not hold a token of a sample."""
         batches = [micro for rank in plan.ranks for micro in rank]
         packed, align = self._packed, self._align
         step = forward_length(plan, lengths, packed=packed, align=align) if self._one_length else 0
@@ -85,7 +85,7 @@ class StepMetrics:
 
 
 def loss_metrics(results: Sequence[RankResult]) -> dict[str, float]:
-    """Return what the ranks' sums say of the loss, per trained token."""
+    """Return the loss metrics per trained token, from the sums of the ranks."""
     tokens = sum(result.tokens for result in results)
     return {
         metrics.LOSS: sum(result.loss for result in results),
@@ -102,15 +102,15 @@ def loss_metrics(results: Sequence[RankResult]) -> dict[str, float]:
 
 
 def imbalance(values: Sequence[float]) -> float:
-    """Return the largest over the mean; 1 where there is nothing."""
+    """Return the largest value over the mean; 1 if the sum is 0."""
     total = sum(values)
     return max(values) * len(values) / total if total else 1.0
 
 
 def _error(predicted: Sequence[float], measured: Sequence[float]) -> float:
-    """Return the mean over ranks of the relative error; 0 where nothing was predicted or measured.
+    """Return the mean over ranks of the relative error; 0 if nothing was predicted or measured.
 
-    A rank that took under a thousandth of the slowest one's time is left out: over next to nothing any error is huge.
+    A rank that took under a thousandth of the slowest one's time is left out, because its relative error can be huge.
     """
     least = 1e-3 * max(measured, default=0.0)
     pairs = [(p, m) for p, m in zip(predicted, measured, strict=True) if p > 0 and m > least]

@@ -23,7 +23,7 @@ class Versions:
         self._trainer = 0
         self._batch_under_way = False
         self.served = dict.fromkeys(generators, 0)
-        # Asked at every step and acknowledgement, by up to a thousand generators: kept, not looked for.
+        # Counts by version: searching a thousand generators at each step and acknowledgement would take long.
         self._serving = Counter(self.served.values())
         self._oldest = 0
         self.changed = Signal()
@@ -66,7 +66,7 @@ class Versions:
         return self.trainer
 
     def jump_to(self, version: int) -> None:
-        """Take up another trainer version, older or newer: a what-if judges claims at the version that they had."""
+        """Go to any trainer version: a what-if judges each claim at the version that it had."""
         self._trainer = version
         self.changed.notify()
 

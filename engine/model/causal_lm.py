@@ -50,6 +50,16 @@ def _small_llama(config: Model, vocab_size: int) -> Any:
     )
 
 
+def cast_weights(model: Any, dtype: torch.dtype) -> Any:
+    """Return the model with its weights in `dtype`, as generators hold them.
+
+    Buffers keep their type: rounded frequencies of rotary positions would make another model of it than the trainer's.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
 def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor, temperature: float) -> torch.Tensor:
     """Return log-probabilities of `tokens` (…) under `logits` (…, vocabulary) at a temperature, float32 or better."""
     precise = logits if logits.dtype == torch.float64 else logits.float()

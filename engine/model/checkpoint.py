@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from asyncrl.engine.errors import ConfigError
-from asyncrl.engine.model.settings import read_json
+from asyncrl.engine.model.settings import read_json, why_not_loaded
 
 SMALL_BYTES = 256 * 2**20
 """A checkpoint of at most so many bytes is loaded by the checks before a run; of a larger one they read headers."""
@@ -17,15 +17,27 @@ _SHOWN = 6
 
 
 def read_config(path: str) -> Any:
-    """Return the configuration of a folder's model; ConfigError for one that transformers cannot read."""
+    """Return the configuration of a folder's model; ConfigError for one that transformers cannot read.
+
+    ConfigError for quantized weights too: they have no gradients, and would be saved as what they are not.
+    """
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=True)
+        # Otherwise transformers asks the terminal whether to run the folder's code, and waits for the answer.
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise ConfigError(
-            f"model.path is {path!r}, whose config.json transformers cannot read: {_line(error)}"
+            f"model.path is {path!r}, whose config.json transformers cannot read: {why_not_loaded(error)}"
         ) from error
+    quantized = getattr(config, "quantization_config", None)
+    if quantized is not None:
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else type(quantized).__name__
+        raise ConfigError(
+            f"model.path is {path!r}, whose weights are quantized ({method}); asyncrl trains whole weights: take the "
+            "checkpoint that it was made from, or save it dequantized"
+        )
+    return config
 
 
 def load_checkpoint(path: str) -> Any:
@@ -44,12 +56,13 @@ def load_checkpoint(path: str) -> Any:
             path,
             config=read_config(path),
             local_files_only=True,
+            trust_remote_code=False,
             dtype=torch.float32,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # They are named below, with the others.
         )
     except (OSError, ValueError, RuntimeError, ImportError) as error:
-        raise ConfigError(f"model.path is {path!r}, which transformers cannot load: {_line(error)}") from error
+        raise ConfigError(f"model.path is {path!r}, which transformers cannot load: {why_not_loaded(error)}") from error
     # A mismatched entry is (name, shape in the file, shape in the model).
     mismatched = [name if isinstance(name, str) else name[0] for name in info["mismatched_keys"]]
     wrong = {"missing": info["missing_keys"], "unexpected": info["unexpected_keys"], "of another shape": mismatched}
@@ -130,7 +143,3 @@ def _refuse(path: str, model: str, wrong: Mapping[str, Iterable[str]]) -> None:
             f"model.path is {path!r}, whose weights are not those of its {model}: {'; '.join(parts)}. "
             "Correct config.json (tie_word_embeddings, sizes), or save the checkpoint again with all weights"
         )
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

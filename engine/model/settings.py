@@ -35,3 +35,11 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"{file} holds no JSON object")
     return found
+
+
+def why_not_loaded(error: BaseException) -> str:
+    """Return in one line why transformers did not load something."""
+    line = " ".join(str(error).split())
+    if "trust_remote_code" in line:
+        return "it comes with code of its own, and asyncrl runs no code of a checkpoint"
+    return line[:300] or type(error).__name__

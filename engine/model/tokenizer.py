@@ -1,9 +1,11 @@
 """Text to token ids and back: a character tokenizer, or a Hugging Face one beside a checkpoint."""
 
+from pathlib import Path
 from typing import Any, Protocol
 
 from asyncrl.engine.errors import ConfigError
-from asyncrl.engine.model.settings import end_tokens
+from asyncrl.engine.model.folder import Note
+from asyncrl.engine.model.settings import end_tokens, why_not_loaded
 
 _ALPHABET = "0123456789abcdefghijklmnopqrs>"
 
@@ -29,7 +31,13 @@ class CharTokenizer:
 
     pad_id = 0
     eos_id = 1
+    pad_text, eos_text = "<pad>", "<eos>"
     vocab_size = 2 + len(_ALPHABET)
+
+    @classmethod
+    def vocabulary(cls) -> dict[str, int]:
+        """Return the id of each token's text."""
+        return {text: i for i, text in enumerate((cls.pad_text, cls.eos_text, *_ALPHABET))}
 
     def encode(self, text: str) -> list[int]:
         """Return one id a character; ConfigError names a character that has none."""
@@ -57,9 +65,11 @@ class HuggingFaceTokenizer:
         from transformers import AutoTokenizer
 
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-            raise ConfigError(f"model.path is {path!r}, whose tokenizer transformers cannot load: {error}") from error
+            raise ConfigError(
+                f"model.path is {path!r}, whose tokenizer transformers cannot load: {why_not_loaded(error)}"
+            ) from error
         ends = [self._tokenizer.eos_token_id, *end_tokens(path)]
         eos = next((int(end) for end in ends if end is not None), None)
         if eos is None:
@@ -97,8 +107,11 @@ class HuggingFaceTokenizer:
 
 
 def load_tokenizer(path: str | None, *, add_bos: bool | None = None) -> Tokenizer:
-    """Return the tokenizer of a checkpoint folder, or the character tokenizer for none.
+    """Return the tokenizer of a checkpoint folder, or the character tokenizer for none and for what a run of it saved.
 
     ConfigError for one that cannot be loaded, or lacks an end token.
     """
-    return CharTokenizer() if path is None else HuggingFaceTokenizer(path, add_bos=add_bos)
+    note = None if path is None else Note.read(Path(path))
+    if path is None or (note is not None and note.characters):
+        return CharTokenizer()
+    return HuggingFaceTokenizer(path, add_bos=add_bos)

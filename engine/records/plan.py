@@ -48,6 +48,16 @@ class Plan:
         return tuple(Plan(tuple(rank[start:end] for rank in self.ranks)) for start, end in pairwise(ends))
 
     @property
+    def filler_places(self) -> tuple[tuple[int, int], ...]:
+        """Rank and position of each filler, from 0, in order."""
+        return tuple(
+            (number, place)
+            for number, rank in enumerate(self.ranks)
+            for place, batch in enumerate(rank)
+            if batch.filler
+        )
+
+    @property
     def keys(self) -> frozenset[str]:
         """All planned keys. A filler repeats the key of a real sample, so it adds none."""
         return frozenset(key for rank in self.ranks for batch in rank if not batch.filler for key in batch.keys)

@@ -10,6 +10,7 @@ from asyncrl.configs import Loaded, RunConfig
 from asyncrl.configs.schema import Model
 from asyncrl.engine.errors import ConfigError, FilterError
 from asyncrl.engine.lifecycle.process_env import check_no_other_ray
+from asyncrl.engine.running.server_checks import check_server_options, check_servers
 from asyncrl.filters import BaseRolloutFilter, build_chain
 from asyncrl.filters.load import with_objects
 
@@ -37,6 +38,7 @@ def check_runnable(loaded: Loaded, objects: Sequence[BaseRolloutFilter] = ()) ->
     check_weight_transport(loaded)
     check_stale_mode(loaded)
     check_engine(loaded)
+    check_server_options(loaded)
     try:
         build_chain(with_objects(config.filters, objects), min_live=config.rollout.min_live).state_dict()
     except FilterError as error:
@@ -59,6 +61,8 @@ def check_runnable(loaded: Loaded, objects: Sequence[BaseRolloutFilter] = ()) ->
         from asyncrl.engine.lifecycle.checks import check_checkpoint
 
         check_checkpoint(config, prepared.prompts, extras=prepared.task.extras)
+        if config.collector.engine == "http":
+            check_servers(loaded, prepared)
         return prepared
     from asyncrl.engine.model.tokenizer import CharTokenizer
 
@@ -100,14 +104,13 @@ def check_weight_transport(loaded: Loaded) -> None:
 
 
 def check_engine(loaded: Loaded) -> None:
-    """Refuse what the engine `batch` cannot do, and `vllm` without what it needs; ConfigError names both."""
+    """Refuse what `batch` cannot do, and engines elsewhere without what they need; ConfigError names both."""
     config = loaded.config
     source = f"collector.engine (from {loaded.sources['collector.engine']}) is {config.collector.engine!r}"
-    if config.collector.engine == "vllm":
-        if config.model.path is None:
-            raise ConfigError(f"{source}; vLLM loads a checkpoint from model.path, which is null")
-        if find_spec("vllm") is None:
-            raise ConfigError(f"{source}, and vLLM is not installed here: scripts/install vllm (docs/engines.md)")
+    if config.collector.engine in ("vllm", "http") and config.model.path is None:
+        raise ConfigError(f"{source}; such an engine loads a checkpoint from model.path, which is null")
+    if config.collector.engine == "vllm" and find_spec("vllm") is None:
+        raise ConfigError(f"{source}, and vLLM is not installed here: scripts/install vllm (docs/engines.md)")
     if config.collector.engine == "batch":
         from asyncrl.engine.lifecycle.parts import native_only
 

@@ -4,7 +4,9 @@ Invariant: `run` returns an ending, whatever happens, and has logged it.
 """
 
 import asyncio
+import hashlib
 import inspect
+import json
 import signal
 import sys
 import time
@@ -32,6 +34,7 @@ from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import SCHEMA, RunEnded, RunStarted
 from asyncrl.engine.loop.controller import Controller
+from asyncrl.engine.loop.model_saver import ModelSaver, SaverSettings
 from asyncrl.engine.records.ending import INTERRUPTED, Ending, failure, first_cause
 from asyncrl.engine.running.host import Host
 from asyncrl.engine.running.process_state import torch_threads_restored
@@ -69,6 +72,11 @@ class Order:
             config["filters"] = [{"name": object_name(f)} if isinstance(f, BaseRolloutFilter) else f for f in chain]
         return config
 
+    @property
+    def config_digest(self) -> str:
+        """The SHA-256 of the configuration as it is logged."""
+        return hashlib.sha256(json.dumps(self.recorded_config(), sort_keys=True, default=str).encode()).hexdigest()
+
 
 class Driver:
     """One run. `interrupt` and `end` may be called from any thread; `run`, once."""
@@ -85,6 +93,7 @@ class Driver:
         self._keys_left: int | None = None
         self._filter_stats: dict[str, Any] = {}
         self._filter_state: dict[str, Any] = {}
+        self._saver: ModelSaver | None = None
 
     @property
     def filter_state(self) -> Mapping[str, Any]:
@@ -123,6 +132,7 @@ class Driver:
                 reason=ending.reason,
                 keys_left=self._keys_left,
                 filters=self._filter_stats,
+                model=self._saver.summary() if self._saver is not None else None,
             )
         )
         return ending
@@ -185,14 +195,18 @@ class Driver:
             return ending
 
     def _build_controller(self, deployment: Deployment, plane: DataPlane, events: EventLog) -> Controller:
-        owner = f"driver-{uuid.uuid4().hex[:8]}"
+        owner, order = f"driver-{uuid.uuid4().hex[:8]}", self._order
+        if order.config.run.save_model and deployment.holder is not None:
+            settings = SaverSettings.of(order.config, order.directory.absolute(), order.config_digest)
+            self._saver = ModelSaver(settings, deployment.holder, self._progress)
         return Controller(
-            self._order.config,
+            order.config,
             replace(deployment, plane=plane, owner=owner, record=self._recorder(plane)),
             chain=self._chain,
             events=events,
             progress=self._progress,
             clock=time.monotonic,
+            saver=self._saver,
         )
 
     @asynccontextmanager

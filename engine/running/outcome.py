@@ -2,30 +2,15 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from asyncrl.engine.errors import AsyncRLError, NotWritten
 from asyncrl.engine.events.summary import FILE_NAME
 
-_PLAIN = (
-    "steps",
-    "batches",
-    "seconds_total",
-    "seconds_to_first_step",
-    "reward_first_10",
-    "reward_last_10",
-    "reward_trained_last_10",
-    "trained_tokens",
-    "generated_tokens",
-    "trained_age_max",
-    "length_bias",
-    "alarms",
-    "ledger",
-    "data_plane_keys_left",
-    "filters",
-)
+# What is written otherwise than it is kept, or not at all.
+_NOT_PLAIN = {"directory", "exit_code", "exit_reason", "trained_age_histogram"}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -34,7 +19,8 @@ class Summary:
 
     Rewards are means over all samples judged in the first or last 10 batches, None where there was no batch.
     `trained_age_histogram` counts trained samples by age, in weight versions. `ledger` counts samples by fate.
-    `exit_code` is the command's: 0 done, 1 failed, 128 and a signal's number: interrupted.
+    `model` names the folders of saved models with their version and mean reward, and counts failed saves; None if the
+    run saves none. `exit_code` is the command's: 0 done, 1 failed, 128 and a signal's number: interrupted.
     """
 
     directory: Path
@@ -56,6 +42,7 @@ class Summary:
     ledger: Mapping[str, Any]
     data_plane_keys_left: int | None
     filters: Mapping[str, Any]
+    model: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, content: Mapping[str, Any], directory: Path) -> "Summary":
@@ -65,7 +52,7 @@ class Summary:
             exit_code=content["exit"]["code"],
             exit_reason=content["exit"]["reason"],
             trained_age_histogram={int(age): count for age, count in content["trained_age_histogram"].items()},
-            **{name: content[name] for name in _PLAIN},
+            **{name: content[name] for name in _plain() if name in content},
         )
 
     @classmethod
@@ -76,7 +63,7 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """Return what `summary.json` holds."""
         return {
-            **{name: getattr(self, name) for name in _PLAIN},
+            **{name: getattr(self, name) for name in _plain()},
             "trained_age_histogram": {str(age): count for age, count in self.trained_age_histogram.items()},
             "exit": {"code": self.exit_code, "reason": self.exit_reason},
         }
@@ -88,6 +75,11 @@ class Summary:
             f"{self.seconds_total:.0f} s; reward {_figure(self.reward_first_10)} in the first 10 batches, "
             f"{_figure(self.reward_last_10)} in the last 10; trained ages {ages}; in {self.directory})"
         )
+
+
+def _plain() -> list[str]:
+    """Return the fields that `summary.json` has under the same names."""
+    return [field.name for field in fields(Summary) if field.name not in _NOT_PLAIN]
 
 
 def _figure(value: float | None) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.deployment import Deployment
-from asyncrl.engine.events.length_bias import LengthBias
 from asyncrl.engine.events.log import Fold
 from asyncrl.engine.events.progress import Progress
+from asyncrl.engine.events.types import SCHEMA, RunStarted
 from asyncrl.engine.records.ending import Ending
 from asyncrl.engine.simulate.decoding import groups_at_once
 from asyncrl.engine.simulate.profile import Profile
@@ -42,7 +42,10 @@ def predict(config: RunConfig, profile: Profile, *, slots: int = 0, folds: Seque
     """
     seed = config.run.seed
     chain = build_chain(config.filters, min_live=config.rollout.min_live)
-    timeline, progress = Timeline(lengths=LengthBias(chain.age_reasons)), Progress(config.run.reward_window)
+    timeline, progress = Timeline(), Progress(config.run.reward_window)
+    started = RunStarted(schema=SCHEMA, config=config.model_dump(), software={}, age_reasons=chain.age_reasons)
+    for fold in (timeline, progress):
+        fold.apply(started)
 
     async def main() -> Ending:
         pending = PendingSamples()

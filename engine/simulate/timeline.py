@@ -51,12 +51,12 @@ class _Level:
 
 
 class Timeline:
-    """Levels over time, sums and counts; `summary` may be asked at any time. `lengths` measures length bias."""
+    """Levels over time, sums and counts; `summary` may be asked at any time."""
 
-    def __init__(self, lengths: LengthBias | None = None) -> None:
+    def __init__(self) -> None:
         self.ages: Counter[int] = Counter()
         self.fates: Counter[str] = Counter()
-        self.lengths = lengths or LengthBias()
+        self.lengths = LengthBias()
         self._steps: list[float] = []
         self._publishes: list[float] = []
         self._tokens = 0

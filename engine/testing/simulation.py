@@ -57,6 +57,7 @@ class Outcome:
     generators: Sequence[FakeGenerator]
     ranks: Sequence[FakeRank]
     controller: Controller
+    age_reasons: tuple[str, ...]
 
     def of(self, kind: type[Kind]) -> list[Kind]:
         """Return the events of one kind, in order."""
@@ -200,6 +201,7 @@ def simulate(
             generators=used_generators,
             ranks=ranks,
             controller=made,
+            age_reasons=chain.age_reasons,
         )
 
     return run_virtual(main)

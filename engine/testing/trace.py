@@ -226,7 +226,7 @@ class _Play:
 
     async def run(self) -> Played:
         machinery, ending = self._machinery, Ending(0, DATA_EXHAUSTED)
-        machinery.log.append(_started(self._config, self._chain))
+        machinery.log.append(_started(self._config, self._chain.age_reasons))
         await self._plane.register(train_partition(self._config))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._collector.run)
@@ -250,11 +250,11 @@ class _Play:
 
 def recording_of(outcome: Outcome) -> Recording:
     """Return a simulated run as the recording that `asyncrl train` would have left."""
-    started = RunStarted(schema=SCHEMA, config=outcome.config.model_dump(), software={})
+    started = _started(outcome.config, outcome.age_reasons)
     ended = RunEnded(seq=len(outcome.events) + 1, code=outcome.ending.code, reason=outcome.ending.reason)
     last = outcome.events[-1]
     return Recording([started, *outcome.events, msgspec.structs.replace(ended, t=last.t, wall=last.wall)])
 
 
-def _started(config: RunConfig, chain: Chain) -> RunStarted:
-    return RunStarted(schema=SCHEMA, config=config.model_dump(), software={}, age_reasons=chain.age_reasons)
+def _started(config: RunConfig, age_reasons: tuple[str, ...]) -> RunStarted:
+    return RunStarted(schema=SCHEMA, config=config.model_dump(), software={}, age_reasons=age_reasons)

@@ -37,12 +37,14 @@ _NAMED_BY: Mapping[type, tuple[str, ...]] = {
     StepEnded: ("step",),
     Settled: ("group",),
 }
+DERIVED = tuple(_NAMED_BY)
+"""The types of the events that a replay derives, and compares."""
 _TIMES = {"seq", "t", "wall"}
 _NOT_DERIVED: Mapping[type, set[str]] = {
     StepEnded: {"seconds", "metrics", "rank_seconds", "predicted_seconds"},
     Put: {"group", "keys", "tags"},
 }
-_LACKING = {"digest", "updates"}
+_LACKING = {"digest", "updates", "filler_places"}
 
 
 @dataclass(frozen=True, slots=True)

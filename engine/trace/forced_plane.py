@@ -72,10 +72,6 @@ class ForcedPlane(PassingPlane):
         self._allowed[batch].append((groups, asked))
         self._changed.notify()
 
-    def waits(self, batch: int) -> bool:
-        """Say whether a claim that may go through was not made."""
-        return bool(self._allowed[batch])
-
     def look(self) -> None:
         """Have claims look again whether something can still come."""
         self._changed.notify()

@@ -54,9 +54,9 @@ class Loop:
         self._checked = any(isinstance(event, PublishStarted) for event in recording.events)
         self._parts = (
             Grants(config, refill=refill, lost_first=in_order, final=_last_release(recording)),
-            _Publishes(_generators(recording.events)),
+            _Publishes(recording.generators),
             _Claims(config, refill=refill),
-            _Recalls(_generators(recording.events), config),
+            _Recalls(recording.generators, config),
             _Ends(config),
         )
 
@@ -72,12 +72,6 @@ def _last_release(recording: Recording) -> AnyEvent | None:
     """Return the event by which the end of a run gives back all capacity, if there is one; RunEnded may lack."""
     before = [event for event in recording.events[-3:] if isinstance(event, Released)]
     return before[-1] if before else None
-
-
-def _generators(events: Sequence[AnyEvent]) -> list[str]:
-    """Return every generator that the log names anywhere."""
-    named = {event.generator for event in events if isinstance(event, Acknowledged)}
-    return sorted(named | {event.collector for event in events if isinstance(event, Dispatched)})
 
 
 class _Publishes:

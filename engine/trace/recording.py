@@ -9,7 +9,7 @@ from asyncrl.configs import Override, RunConfig, load
 from asyncrl.configs.load import DEFAULT_PRESET, RENAMED
 from asyncrl.engine.errors import TraceError
 from asyncrl.engine.events.log import effective_events, located_events
-from asyncrl.engine.events.types import AnyEvent, Put, Resumed, RunEnded, RunStarted
+from asyncrl.engine.events.types import Acknowledged, AnyEvent, Dispatched, Put, Resumed, RunEnded, RunStarted
 from asyncrl.engine.records import group as tag
 from asyncrl.engine.trace.untyped import check_untyped
 from asyncrl.trainers.cost.model import CostModel
@@ -90,14 +90,20 @@ class Recording:
         return last if isinstance(last, RunEnded) else None
 
     @property
+    def generators(self) -> list[str]:
+        """Every generator that the log names anywhere, in alphabetical order."""
+        named = {event.generator for event in self.events if isinstance(event, Acknowledged)}
+        return sorted(named | {event.collector for event in self.events if isinstance(event, Dispatched)})
+
+    @property
     def cost(self) -> Cost | None:
         """The cost by which the run's plans were balanced; None: tokens."""
         started = next((event for event in self.events if isinstance(event, RunStarted)), None)
         if started is None or started.cost is None:
             return None
         try:
-            fields = {**started.cost, "attention": tuple(map(tuple, started.cost["attention"]))}
-            return CostModel(**fields).flops
+            # Older logs have more fields, of which every run had the defaults.
+            return CostModel(started.cost["linear"], tuple(map(tuple, started.cost["attention"]))).flops
         except (KeyError, TypeError, ValueError) as error:
             raise TraceError(f"event {started.seq}, run_started: its cost model cannot be read: {error!r}") from error
 

@@ -32,7 +32,6 @@ from asyncrl.engine.events.types import (
     Measured,
     OwnerDead,
     Planned,
-    Put,
     Resumed,
     RunEnded,
     Settled,
@@ -46,7 +45,7 @@ from asyncrl.engine.records.ending import LIMIT_STEPS, failure
 from asyncrl.engine.records.fate import RUN_ENDED, dropped
 from asyncrl.engine.records.work import TrainWork
 from asyncrl.engine.trace.claims import judged_claims, lost_rows
-from asyncrl.engine.trace.difference import Difference, Produced, title
+from asyncrl.engine.trace.difference import DERIVED, Difference, Produced, title
 from asyncrl.engine.trace.forced_plane import ForcedPlane, current_batch
 from asyncrl.engine.trace.gates import Gates
 from asyncrl.engine.trace.given import unlike
@@ -60,18 +59,6 @@ from asyncrl.filters.statistics import RunningStatistics
 # Virtual seconds in which everything that can happen after an event does.
 _LULL_S = 1e-6
 _SINCE_WORK_GIVEN = 3
-_COMPARED = (
-    Put,
-    Judged,
-    BatchJudged,
-    BatchTaken,
-    BatchGivenUp,
-    Planned,
-    StepStarted,
-    WorkGiven,
-    StepEnded,
-    Settled,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +111,7 @@ class _Replay:
             cost=recording.cost,
             plane=self._plane,
             ranks=self._ranks,
-            generators=_generators(recording),
+            generators=recording.generators,
             folds=[self._produced],
             more_may_come=self._plane.more_may_come,
         )
@@ -175,7 +162,7 @@ class _Replay:
     def _compare(self, event: AnyEvent) -> Difference | None:
         if isinstance(event, RunEnded):
             return self._compare_ending(event)
-        difference = self._produced.compare(event) if isinstance(event, _COMPARED) else None
+        difference = self._produced.compare(event) if isinstance(event, DERIVED) else None
         if difference is None:
             return None
         if isinstance(event, WorkGiven):
@@ -323,12 +310,6 @@ class _Replay:
 async def _lull() -> None:
     """Return when every task waits: on the virtual clock time passes only then."""
     await anyio.sleep(_LULL_S)
-
-
-def _generators(recording: Recording) -> list[str]:
-    named = [event.generator for event in recording.events if isinstance(event, Acknowledged)]
-    named += [event.collector for event in recording.events if isinstance(event, Dispatched)]
-    return list(dict.fromkeys(named))
 
 
 def rank_works(replayed: Replayed, step: int) -> list[TrainWork]:

@@ -16,6 +16,7 @@ from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.data_plane.base import Claim
 from asyncrl.engine.errors import NothingLearned, RefillExhausted, TraceError
 from asyncrl.engine.events.types import (
+    SCHEMA,
     AnyEvent,
     Claimed,
     Dispatched,
@@ -23,6 +24,7 @@ from asyncrl.engine.events.types import (
     Judged,
     Measured,
     Put,
+    RunStarted,
     Settled,
     unwritten,
 )
@@ -131,6 +133,8 @@ class _WhatIf:
         self._config = config
         self._chain = chain
         self._figures = RunReport()
+        # Without it, what the filters of this chain drop for age would count as lost to something else.
+        self._figures.apply(_started(config, chain))
         self._events: list[AnyEvent] = []
         self._outside = _outside(recording)
         self._log_ratios: dict[str, Any] = {}
@@ -192,6 +196,10 @@ class _WhatIf:
     def _arrive(self, group: int) -> None:
         for event in self._outside.pop(group, ()):
             self._machinery.feed(event)
+
+
+def _started(config: RunConfig, chain: Chain) -> RunStarted:
+    return RunStarted(schema=SCHEMA, config=config.model_dump(), software={}, age_reasons=chain.age_reasons)
 
 
 def _judged_groups(recording: Recording) -> list[tuple[GroupMeta, int]]:

@@ -16,6 +16,7 @@ class Repetition(BaseRolloutFilter):
     A response is masked if more than `max_share` of its n-grams of length `ngram` occurred earlier in it.
     """
 
+    name = "repetition"
     mask_reasons = ("repetition",)
 
     def __init__(self, max_share: float = 0.5, ngram: int = 4, keep_reward: bool = True) -> None:
@@ -29,10 +30,6 @@ class Repetition(BaseRolloutFilter):
         self.requires = (self._tag,)  # type: ignore[misc]
         self.taggers = {self._tag: repetition_tagger(ngram)}  # type: ignore[misc]
 
-    @property
-    def name(self) -> str:
-        return "repetition"
-
     def judge(self, group: GroupView, context: FilterContext) -> Verdict:
         shares = group.tag(self._tag)
         bad = [i for i in group.trained if shares[i] is not None and shares[i] > self._max_share]
@@ -45,6 +42,7 @@ class Duplicate(BaseRolloutFilter):
     With `min_distinct`, drop groups with fewer different live responses than that (reason `few_distinct`).
     """
 
+    name = "duplicate"
     requires = (RESPONSE_HASH,)
     drop_reasons = ("few_distinct",)
     mask_reasons = ("duplicate",)
@@ -55,10 +53,6 @@ class Duplicate(BaseRolloutFilter):
             raise ValueError(f"min_distinct is {min_distinct}; it must be at least 2")
         self._min_distinct = min_distinct
         self._keep_reward = keep_reward
-
-    @property
-    def name(self) -> str:
-        return "duplicate"
 
     def judge(self, group: GroupView, context: FilterContext) -> Verdict:
         hashes = group.tag(RESPONSE_HASH)

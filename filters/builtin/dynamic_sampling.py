@@ -35,6 +35,7 @@ class DynamicSampling(BaseRolloutFilter):
     goes on with a warning at each further attempt.
     """
 
+    name = "dynamic_sampling"
     drop_reasons = ("out_of_band",)
 
     def __init__(
@@ -61,10 +62,6 @@ class DynamicSampling(BaseRolloutFilter):
         self._tag = tag
         self.requires = (tag,)  # type: ignore[misc]
         self.refill = Refill(max_attempts, on_exhausted)
-
-    @property
-    def name(self) -> str:
-        return "dynamic_sampling"
 
     @property
     def _is_open(self) -> bool:

@@ -17,6 +17,7 @@ class Difficulty(BaseRolloutFilter):
     default band keeps all prompts with rewards in [0, 1], so give `low`, `high` or both.
     """
 
+    name = "difficulty"
     requires = (PROMPT,)
     drop_reasons = ("too_hard", "too_easy")
 
@@ -31,10 +32,6 @@ class Difficulty(BaseRolloutFilter):
         self._high = high
         self._min_groups = min_groups
         self._explore = explore
-
-    @property
-    def name(self) -> str:
-        return "difficulty"
 
     def judge(self, group: GroupView, context: FilterContext) -> Verdict:
         tally = context.statistics.prompts.get(group.meta.prompt)
@@ -54,6 +51,7 @@ class Quota(BaseRolloutFilter):
     Example: with shares {code: 0.25} and 8 groups in the window, a third group of `code` is dropped.
     """
 
+    name = "quota"
     requires = (DATASET,)
     drop_reasons = ("over_quota",)
 
@@ -66,10 +64,6 @@ class Quota(BaseRolloutFilter):
         self._shares = dict(shares)
         self._window = window
         self._passed: deque[str] = deque(maxlen=window)
-
-    @property
-    def name(self) -> str:
-        return "quota"
 
     def judge(self, group: GroupView, context: FilterContext) -> Verdict:
         dataset = group.meta.dataset

@@ -13,6 +13,7 @@ class ImportanceOutliers(BaseRolloutFilter):
     `keep_reward` the rewards of masked samples still count.
     """
 
+    name = "importance_outliers"
     stage = AFTER_LOGPROBS
     requires = (LOG_RATIO_MAX, LOG_RATIO_MEAN)
     mask_reasons = ("importance_outliers",)
@@ -28,10 +29,6 @@ class ImportanceOutliers(BaseRolloutFilter):
         self._max = float("inf") if max_log_ratio is None else max_log_ratio
         self._mean = float("inf") if max_mean_log_ratio is None else max_mean_log_ratio
         self._keep_reward = keep_reward
-
-    @property
-    def name(self) -> str:
-        return "importance_outliers"
 
     def judge(self, group: GroupView, context: FilterContext) -> Verdict:
         largest, means = group.tag(LOG_RATIO_MAX), group.tag(LOG_RATIO_MEAN)

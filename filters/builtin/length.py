@@ -9,6 +9,7 @@ from asyncrl.filters.verdict import Verdict, drop, keep, mask
 class Length(BaseRolloutFilter):
     """Drop groups with a live response outside [min_tokens, max_tokens] (reasons `too_long`, `too_short`)."""
 
+    name = "length"
     requires = (RESPONSE_TOKENS,)
     drop_reasons = ("too_long", "too_short")
 
@@ -22,10 +23,6 @@ class Length(BaseRolloutFilter):
             raise ValueError(f"min_tokens is {min_tokens} and max_tokens {max_tokens}; min must be at most max")
         self._low = -1 if min_tokens is None else min_tokens
         self._high = float("inf") if max_tokens is None else max_tokens
-
-    @property
-    def name(self) -> str:
-        return "length"
 
     def judge(self, group: GroupView, context: FilterContext) -> Verdict:
         lengths = [group.lengths[i] for i in group.live]
@@ -46,6 +43,7 @@ class Overlong(BaseRolloutFilter):
     still counts in the group's statistics.
     """
 
+    name = "overlong"
     requires = (RESPONSE_TOKENS, STATUS)
     mask_reasons = ("overlong",)
 
@@ -54,10 +52,6 @@ class Overlong(BaseRolloutFilter):
             raise ValueError(f"max_tokens is {max_tokens}; it must be at least 1")
         self._max_tokens = max_tokens
         self._keep_reward = keep_reward
-
-    @property
-    def name(self) -> str:
-        return "overlong"
 
     def judge(self, group: GroupView, context: FilterContext) -> Verdict:
         statuses = group.tag(STATUS)
@@ -72,6 +66,7 @@ class Overlong(BaseRolloutFilter):
 class Truncated(BaseRolloutFilter):
     """Drop groups in which more than `max_share` of the samples were cut at the length limit (reason `truncated`)."""
 
+    name = "truncated"
     requires = (STATUS,)
     drop_reasons = ("truncated",)
 
@@ -79,10 +74,6 @@ class Truncated(BaseRolloutFilter):
         if not 0 <= max_share < 1:
             raise ValueError(f"max_share is {max_share}; it must be in [0, 1)")
         self._max_share = max_share
-
-    @property
-    def name(self) -> str:
-        return "truncated"
 
     def judge(self, group: GroupView, context: FilterContext) -> Verdict:
         cut = sum(status == TRUNCATED for status in group.tag(STATUS))

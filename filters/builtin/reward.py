@@ -11,12 +11,9 @@ class FiniteReward(BaseRolloutFilter):
     Without this filter such a sample is masked and the rest of its group is trained.
     """
 
+    name = "finite_reward"
     requires = (REWARD, STATUS)
     drop_reasons = ("nan_reward",)
-
-    @property
-    def name(self) -> str:
-        return "finite_reward"
 
     def judge(self, group: GroupView, context: FilterContext) -> Verdict:
         return drop("nan_reward") if group.without_reward else keep()
@@ -28,6 +25,7 @@ class MinLive(BaseRolloutFilter):
     `rollout.min_live` always applies too, so a smaller number here has no effect.
     """
 
+    name = "min_live"
     requires = (REWARD, STATUS)
     drop_reasons = ("failed_siblings",)
 
@@ -35,10 +33,6 @@ class MinLive(BaseRolloutFilter):
         if samples < 2:
             raise ValueError(f"samples is {samples}; a relative advantage needs at least 2")
         self._samples = samples
-
-    @property
-    def name(self) -> str:
-        return "min_live"
 
     def judge(self, group: GroupView, context: FilterContext) -> Verdict:
         return drop("failed_siblings") if len(group.live) < self._samples else keep()

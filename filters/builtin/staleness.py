@@ -24,6 +24,7 @@ class Staleness(BaseRolloutFilter):
     2, and the mean age of its tokens is 1.5.
     """
 
+    name = "staleness"
     requires = (VERSION, DATASET)
     drop_reasons = ("stale", "stale_tokens")
     age_reasons = drop_reasons
@@ -43,10 +44,6 @@ class Staleness(BaseRolloutFilter):
         self._max_age = max_age
         self._by_dataset = dict(max_age_by_dataset or {})
         self._max_mean_token_age = max_mean_token_age
-
-    @property
-    def name(self) -> str:
-        return "staleness"
 
     def judge(self, group: GroupView, context: FilterContext) -> Verdict:
         age = group.meta.age(context.trainer_version)

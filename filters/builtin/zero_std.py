@@ -17,6 +17,7 @@ class ZeroStd(BaseRolloutFilter):
     `tag` is the reward, or any numeric tag such as a named part of the reward.
     """
 
+    name = "zero_std"
     drop_reasons = ("zero_std",)
 
     def __init__(self, tag: str = REWARD, relative_tolerance: float = RELATIVE_TOLERANCE) -> None:
@@ -25,10 +26,6 @@ class ZeroStd(BaseRolloutFilter):
         self._tag = tag
         self._relative_tolerance = relative_tolerance
         self.requires = (tag,)  # type: ignore[misc]
-
-    @property
-    def name(self) -> str:
-        return "zero_std"
 
     def judge(self, group: GroupView, context: FilterContext) -> Verdict:
         flat = is_flat(group.live_values(self._tag), self._relative_tolerance)

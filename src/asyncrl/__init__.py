@@ -6,9 +6,9 @@ What users import is here, and is loaded when it is first asked for:
 
     summary = asyncrl.run("default", "runs/first", {"run.runtime": "local"})
 
-`run` trains, `load_config` reads a configuration, `replay` checks a run's decisions, `plan_batch` is the planner
-alone. `BaseRolloutFilter` with `keep`, `drop`, `mask` and `rescue`, and `Task` with `Prompt` and `Reward`, are what
-users subclass and return.
+`run` trains, `generate` answers from what a run has learned, `load_config` reads a configuration, `replay` checks a
+run's decisions, `plan_batch` is the planner alone. `BaseRolloutFilter` with `keep`, `drop`, `mask` and `rescue`, and
+`Task` with `Prompt` and `Reward`, are what users subclass and return.
 """
 
 from importlib import import_module
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from asyncrl.collectors.tasks.base import Reward, Task
     from asyncrl.configs.load import load_config
     from asyncrl.engine.errors import AsyncRLError, ConfigError
+    from asyncrl.engine.generate import generate
     from asyncrl.engine.records.prompt import Prompt
     from asyncrl.engine.run import run
     from asyncrl.engine.running.outcome import RunFailed, RunInterrupted, Summary
@@ -39,6 +40,7 @@ _HOMES = {
     "Summary": "engine.running.outcome",
     "Task": "collectors.tasks.base",
     "drop": "filters.verdict",
+    "generate": "engine.generate",
     "keep": "filters.verdict",
     "load_config": "configs.load",
     "mask": "filters.verdict",
@@ -60,6 +62,7 @@ __all__ = [
     "Task",
     "__version__",
     "drop",
+    "generate",
     "keep",
     "load_config",
     "mask",

@@ -20,6 +20,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.lifecycle.ray_runtime import ray_cluster
+from asyncrl.engine.testing.conformance.queue_in_process import queue_in_process
 
 HERE = Path(__file__).parent
 
@@ -64,7 +65,7 @@ def ray_plane(
 @pytest.fixture(scope="session")
 def in_process_plane(portal: BlockingPortal) -> Iterator[TransferQueuePlane]:
     """TransferQueue's own controller and storage, payloads in it, in this process, without Ray."""
-    plane = TransferQueuePlane.in_process(deadline_s=20)
+    plane = queue_in_process(deadline_s=20)
     yield plane
     portal.call(plane.close)
 

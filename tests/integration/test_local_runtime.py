@@ -286,7 +286,7 @@ def test_bad_input_is_code_2_and_makes_no_folder(train: Train, tmp_path: Path) -
 
 
 def test_the_data_may_end_before_the_limit(train: Train, tmp_path: Path) -> None:
-    """B2: ten prompts, one epoch, four groups a step: all of them are judged, and the end has its name."""
+    """CASE-B2: ten prompts, one epoch, four groups a step: all of them are judged, and the end has its name."""
     done = train("--set", "task.epochs=1", "--set", "rollout.groups_per_step=4", "--set", "filters=[]")
     assert done.returncode == 0, done.stderr
     summary = summary_of(tmp_path)

@@ -106,15 +106,23 @@ def runs(tmp_path: Path) -> Iterator[list[Run]]:
                 child.kill()
 
 
+def version_of(run: Run) -> int:
+    """Return the version of the model that a run has left, loaded by transformers."""
+    from transformers import AutoModelForCausalLM
+
+    assert AutoModelForCausalLM.from_pretrained(run.directory / "model").num_parameters() > 0
+    return int(json.loads((run.directory / "model" / "asyncrl.json").read_text(encoding="utf-8"))["version"])
+
+
 @pytest.mark.timeout(400)
 def test_a_short_run_with_a_filter_from_the_users_folder(tmp_path: Path, runs: list[Run]) -> None:
     """Two ranks, one collector, TransferQueue: the ledger balances, ages are bounded, only loopback listens.
 
-    Its log replays, and gives back the loss inputs of a step.
+    Its log replays, and gives back the loss inputs of a step. What it learned is saved while it trains and at its end.
     """
     (tmp_path / "my_filter.py").write_text(FILTER, encoding="utf-8")
     options = ("--max-staleness", "2", "--filter", "my_filter:EvenPrompts", "--record", "tensors")
-    run = Run(tmp_path, *options, "--set", "run.batches=40")
+    run = Run(tmp_path, *options, "--set", "run.batches=40", "--set", "run.save_every=3")
     runs.append(run)
     run.wait_for("step_ended")
     listening = run.listening()
@@ -138,12 +146,17 @@ def test_a_short_run_with_a_filter_from_the_users_folder(tmp_path: Path, runs: l
     assert (replayed.returncode, replayed.stdout.partition(":")[0]) == (0, "identical"), replayed.stdout
     inputs = load(tmp_path / "step.safetensors")
     assert sum(len(rows.tokens) for rank in inputs.rows for rows in rank if not rows.filler) >= 16
+    assert (summary["model"]["failed_saves"], version_of(run)) == (0, summary["steps"])
+    assert (run.directory / "log.jsonl").read_text(encoding="utf-8").count("the model is saved") > 1
+    words = [COMMAND, "generate", "run", "7>", "--best"]
+    answered = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert answered.returncode == 0, answered.stderr
 
 
 @pytest.mark.timeout(270)
 @pytest.mark.parametrize("actor", ["CollectorActor", "RankActor"])
 def test_an_actors_death_ends_the_run_in_seconds_with_its_name(tmp_path: Path, runs: list[Run], actor: str) -> None:
-    """B1, invariant 9: exit 1, the first cause, and nothing left behind."""
+    """CASE-B1, invariant 9: exit 1, the first cause, and nothing left behind."""
     run = Run(tmp_path)
     runs.append(run)
     run.wait_for("batch_judged")
@@ -185,5 +198,6 @@ def test_a_signal_finishes_the_step_settles_and_ends_with_its_code(
     assert [ledger[place] for place in ("in_flight", "buffered", "claimed", "in_training")] == [0, 0, 0, 0]
     assert ledger["dropped"]["run_ended"] > 0
     assert summary["data_plane_keys_left"] == 0
+    assert version_of(run) == summary["steps"]
     assert '"type":"run_ended"' in (run.directory / "events.jsonl").read_text(encoding="utf-8").splitlines()[-1]
     assert run.left() == []

@@ -4,10 +4,12 @@ from typing import Any
 
 import anyio
 import pytest
+from ray.exceptions import RayTaskError
 
 from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
-from asyncrl.engine.errors import ActorDied
-from asyncrl.engine.lifecycle.ray_runtime import RemoteActor, RemoteCollector
+from asyncrl.engine.errors import ActorDied, NotWritten
+from asyncrl.engine.lifecycle.ray_runtime import RemoteActor, RemoteCollector, RemoteRank
+from asyncrl.engine.model.folder import Note
 from asyncrl.engine.testing.simulation import simulated_config
 
 
@@ -42,5 +44,23 @@ def test_an_update_of_weights_has_the_publishers_limit_and_other_calls_their_own
         await collector.update_weights(1, None)
         with pytest.raises(ActorDied, match="collector0 did not answer grant within 60 s"):
             await collector.grant([])
+
+    run_virtual(main)
+
+
+def test_a_full_disk_of_a_rank_is_told_without_rays_traceback() -> None:
+    class Full:
+        call: Any
+
+        async def remote(self, *_: Any) -> None:
+            raise RayTaskError("save_held", "a traceback", NotWritten("no space left")).as_instanceof_cause()
+
+    async def main() -> None:
+        actor = Full()
+        actor.call = actor
+        rank = RemoteRank("rank0", actor, simulated_config())
+        with pytest.raises(NotWritten, match=r"^no space left$") as told:
+            await rank.save_held(["model"], Note(1, 1, None, 1, "0"))
+        assert not isinstance(told.value, RayTaskError)
 
     run_virtual(main)

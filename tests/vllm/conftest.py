@@ -97,3 +97,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Pat
         return folder
 
     return save
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Put a tokenizer of ten digits and `>` beside a model."""
+    from tokenizers import Regex, Tokenizer
+    from tokenizers.decoders import Fuse
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Split
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<unk>", "</s>", *"0123456789>"]
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
+    tokenizer.decoder = Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>").save_pretrained(folder)

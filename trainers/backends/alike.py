@@ -1,7 +1,8 @@
-"""Samples of one micro-batch are computed as each alone: tried on two short ones before anything is trained.
+"""Checks, before anything is trained, that samples in one micro-batch are computed as if each were alone.
 
-Packed rows need layers that know where a sample begins. Attention does; short convolutions, linear
-attention and state spaces do not, unless their authors saw to it, and then nothing but the numbers shows it.
+Packed rows need layers that know where a sample begins. Attention does. Short convolutions, linear attention and state
+spaces do not, unless their authors took care of it. They raise no error; only the numbers are wrong. So two short
+samples are tried.
 """
 
 import re
@@ -22,9 +23,9 @@ Outputs = dict[str, torch.Tensor]
 
 
 class Alike:
-    """What a model says of two samples, each alone, before a backend changes how the model attends.
+    """A model's outputs for two samples, each alone, before a backend changes the model's attention.
 
-    With `temperature` 1 the backend's log-probabilities are the model's.
+    `temperature` divides the logits, as in the backend.
     """
 
     def __init__(self, model: Any, *, temperature: float) -> None:
@@ -42,14 +43,14 @@ class Alike:
             self._outputs.append(outputs)
 
     def check(self, backend: Backend, *, packed: bool, align: int = 1, dtype: torch.dtype) -> None:
-        """Refuse a backend that computes the two samples otherwise in one micro-batch: ConfigError.
+        """ConfigError if a backend computes the two samples differently in one micro-batch.
 
-        It packs them, each to a multiple of `align`, or pads them, and computes in `dtype`.
+        The backend packs them, each padded to a multiple of `align`, or pads them, and computes in `dtype`.
         """
         try:
             with _watched(self._model) as outputs:
                 found = backend.logprobs(self._rows())
-        except Exception as error:  # The model's own code, given a row as it was not written for.
+        except Exception as error:  # The model's code may raise anything for a row that it was not written for.
             raise self._refusal(packed, f"fails on them: {error!r}") from error
         gap = max(float((ours - alone).abs().mean()) for ours, alone in zip(found, self._alone, strict=True))
         if not gap <= rounding_limit(dtype):
@@ -76,7 +77,7 @@ class Alike:
         return ConfigError(f"padded samples must be to {model} as each alone: it {what}. This model cannot be trained")
 
     def _first(self, together: Outputs, align: int | None) -> str:
-        """Name the module that is the first to give a sample other outputs than alone, and its layer's kind."""
+        """Name the first module whose outputs for a sample differ from those for it alone, and its kind of layer."""
         modules = dict(self._model.named_modules())
         for name, output in together.items():
             for i, alone in enumerate(self._outputs):
@@ -85,7 +86,7 @@ class Alike:
                 if expected is None or mine is None or mine.shape != expected[0].shape:
                     continue
                 if float((mine - expected[0]).abs().max()) > 0.01 * float(expected.abs().max()):
-                    # What differs first is a part of the culprit: layers.0.conv.out of layers.0.conv.
+                    # The first difference may be in a part of the culprit, as in layers.0.conv.out of layers.0.conv.
                     found = re.match(r".*?\.\d+\.[^.]+", name)
                     part = found[0] if found else name
                     return f"; {part}, a {type(modules[part]).__name__}{self._kind(part)}, is the first to differ"
@@ -99,7 +100,7 @@ class Alike:
 
 
 def _part(output: torch.Tensor, sample: int, align: int | None) -> torch.Tensor | None:
-    """Cut one sample's outputs out of all: of a packed row (1, T, …), or with `align` None of padded ones (B, L, …)."""
+    """Return one sample's outputs out of a packed row (1, T, …), or with `align` None out of padded rows (B, L, …)."""
     at = 0 if align is None else sum(-(-length // align) * align for length in LENGTHS[:sample])
     row = sample if align is None else 0
     return output[row, at : at + LENGTHS[sample]] if row < output.shape[0] and output.ndim > 2 else None
@@ -107,7 +108,7 @@ def _part(output: torch.Tensor, sample: int, align: int | None) -> torch.Tensor 
 
 @contextmanager
 def _watched(model: Any) -> Iterator[Outputs]:
-    """Collect what each module of a small model gives, in order; of a large one it would be too much."""
+    """Collect the outputs of each module, in order. Those of a large model would take too much memory: none."""
     outputs: Outputs = {}
     small = sum(parameter.numel() for parameter in model.parameters()) <= _SMALL
 

@@ -13,14 +13,14 @@ from asyncrl.engine.weights.base import State
 class Rows:
     """A micro-batch of B samples: ids (L_i), behaviour log-probabilities (response_i), advantages.
 
-    The first `withheld` tokens of a response are context alone: too old to be trained on.
-    A filler's rows go through the model and add nothing. Tensors may be views of shared memory: read only.
+    The first `withheld` tokens of a response are only context, because they are too old to be trained on.
+    A filler's rows go through the model and add nothing. Tensors may be views of shared memory: never write to them.
 
-    proximal_logprobs: of the policy at the start of the batch (response_i); None: the behaviour's stand for them.
-    reference_logprobs: of the frozen reference model (response_i); None: there is none.
-    scales: the loss normalisation's factor of each sample's tokens; None: 1.
+    proximal_logprobs: of the policy at the start of the batch (response_i); None: the behaviour's are used.
+    reference_logprobs: of the frozen reference model (response_i); None: there is no such model.
+    scales: by sample, the factor of the loss normalisation for its tokens; None: 1.
     pad_to: the forward length in tokens, common to all ranks of the step; 0: the micro-batch's own.
-    extras: further tensor columns of the partition (images, say), one tensor a sample.
+    extras: further tensor columns of the partition (such as images), one tensor per sample.
     """
 
     tokens: Sequence[torch.Tensor]
@@ -64,7 +64,7 @@ class Backend(Protocol):
     def logprobs(self, rows: Rows, *, reference: bool = False) -> list[torch.Tensor]:
         """Return per sample the log-probabilities of its response (response_i), without gradient.
 
-        They are the policy's, or the frozen reference model's. Only ids, prompt lengths and extras are looked at.
+        They are of the policy or of the frozen reference model. Only ids, prompt lengths and extras are used.
         """
 
     def accumulate_supervised(self, tokens: Sequence[torch.Tensor], prompt_tokens: Sequence[int], total: int) -> float:
@@ -80,7 +80,7 @@ class Backend(Protocol):
         """Forget the optimizer's moments (after the warm-up)."""
 
     def freeze_reference(self) -> None:
-        """Make the weights as they are now those of the reference model, if there is one."""
+        """Give the reference model, if there is one, the current weights."""
 
     def state(self) -> State:
         """Return the weights to publish."""

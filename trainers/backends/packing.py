@@ -1,8 +1,8 @@
 """Samples packed into one row: positions start anew in each, and attention is block-diagonal and causal.
 
-On a GPU in half precision that is a kernel over sequences of varying lengths, whose cost is the sum over
-samples; elsewhere a mask over the whole row, which is equal and costs the row's length squared. Whether a
-model's other layers keep samples apart as well is found out by trying it (`alike`).
+On a GPU in half precision a kernel for sequences of varying lengths does this, and its cost is the sum over samples.
+Elsewhere a mask over the whole row gives the same result and costs the square of the row's length. `alike` tries
+whether the other layers of a model keep samples apart as well.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ class Packing:
     def arguments(self, device: torch.device, dtype: torch.dtype, *, windows: bool = False) -> dict[str, Any]:
         """Return what a transformers model takes beside the ids: positions (1, T), and a mask or samples' bounds.
 
-        With `windows` there is no mask: one over the row would be every layer's, whatever its window.
-        transformers makes those masks, a layer kind each, from positions that start anew.
+        With `windows` there is no mask, because one mask would apply to every layer, whatever its window. transformers
+        then makes one mask per kind of layer, from the positions that start anew.
         """
         positions = torch.cat([torch.arange(length, device=device) for length in self.lengths]).unsqueeze(0)
         if has_varlen(device, dtype):
@@ -43,7 +43,7 @@ class Packing:
         return {"position_ids": positions, "attention_mask": mask[None, None]}
 
     def _bounds(self, device: torch.device) -> dict[str, Any]:
-        """Return the bounds under transformers' own names, which its flash attention takes as well."""
+        """Return the bounds under the names that transformers and its flash attention use."""
         bounds = torch.tensor([0, *self.lengths], device=device).cumsum(0, dtype=torch.int32)
         longest = max(self.lengths)
         return {
@@ -55,12 +55,12 @@ class Packing:
 
 
 def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
-    """Say whether packed rows go through a kernel for varying lengths."""
+    """Return whether packed rows go through a kernel for varying lengths."""
     return device.type == "cuda" and dtype in _HALF
 
 
 def has_windows(model: Any) -> bool:
-    """Say whether a layer of a transformers model bounds how far back, or within which chunk, positions attend."""
+    """Return whether a layer of a transformers model attends only within a window or a chunk."""
     config = getattr(model, "config", None)
     text = config.get_text_config() if config is not None else None
     window = getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None)
@@ -69,7 +69,7 @@ def has_windows(model: Any) -> bool:
 
 
 def use_varlen(model: Any) -> None:
-    """Have a transformers model attend by samples' bounds; every forward pass must bring them."""
+    """Make a transformers model attend within the bounds of samples; every forward pass must bring them."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(VARLEN, varlen_attention)

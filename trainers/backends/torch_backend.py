@@ -1,4 +1,4 @@
-"""Training in PyTorch: a whole replica a rank, AdamW, padded or packed micro-batches."""
+"""Training in PyTorch: one whole replica per rank, AdamW, padded or packed micro-batches."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -56,8 +56,8 @@ class TorchSettings:
 class TorchBackend:
     """`temperature` is the sampling temperature, so that the ratio of an unchanged policy is 1.
 
-    Models compute in `compute_dtype`
-    (default: the weights' own) under autocast: weights, gradients and moments keep their type.
+    Models compute in `compute_dtype` (default: that of the weights) under autocast: weights, gradients and moments keep
+    their dtype.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class TorchBackend:
         return norm
 
     def state(self) -> State:
-        """Return the weights in the type in which models compute; what is no weight keeps its own."""
+        """Return the weights in the dtype of computation; buffers keep their own."""
         state = self._model.state_dict(keep_vars=True)
         return {
             name: value.detach().to(self._dtype) if isinstance(value, torch.nn.Parameter) else value
@@ -199,10 +199,8 @@ class TorchBackend:
     ) -> list[torch.Tensor]:
         """Run all samples as one row of T tokens; return log-probabilities of each, (L_i - 1).
 
-        L_i is a multiple of `align`.
-
-        Positions start anew in each sample, and a token attends to earlier ones of its own sample
-        alone. No token is predicted from another sample. What pads the row is a sample of its own.
+        L_i is a multiple of `align`. Positions start anew in each sample, and a token attends only to earlier tokens of
+        its own sample. No token is predicted from another sample. The padding of the row is a sample of its own.
         """
         rows = [self._filled(row.long(), self._aligned(row.shape[0])) for row in tokens]
         padding = pad_to - sum(row.shape[0] for row in rows)
@@ -223,7 +221,7 @@ class TorchBackend:
         return torch.autocast(self._device.type, self._dtype)
 
     def _moved(self, values: torch.Tensor) -> torch.Tensor:
-        """Bring a tensor to the device; to a GPU from pinned memory, so that the CPU goes on meanwhile."""
+        """Bring a tensor to the device; to a GPU from pinned memory, so that the CPU need not wait."""
         if self._device.type == "cuda":
             return values.pin_memory().to(self._device, non_blocking=True)
         return values.to(self._device)
@@ -236,14 +234,14 @@ class TorchBackend:
 
 
 def _responses(rows: Rows) -> list[slice]:
-    """Return where in a sample's outputs its response is predicted: the output at prompt - 1 is of its first token."""
+    """Return where each sample's outputs predict its response: the output at prompt - 1 predicts the first token."""
     return [slice(prompt - 1, ids.shape[0] - 1) for ids, prompt in zip(rows.tokens, rows.prompt_tokens, strict=True)]
 
 
 def _placed(rows: Rows, values: Sequence[torch.Tensor] | Sequence[float], like: torch.Tensor) -> torch.Tensor:
-    """Put each sample's values, one a response token or one for all, where they are predicted; 0 elsewhere.
+    """Place each sample's values (one per response token, or one for all) where it is predicted; 0 elsewhere.
 
-    It is done on the CPU, where the values are: a copy to a GPU for each sample would take longer.
+    This is done on the CPU, where the values are: one copy to a GPU per sample would take longer.
     """
     out = torch.zeros(like.shape, dtype=like.dtype)
     for i, (at, value) in enumerate(zip(_responses(rows), values, strict=True)):

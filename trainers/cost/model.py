@@ -1,14 +1,13 @@
-"""FLOPs of samples from the model's own configuration, and seconds from FLOPs by measurement.
+"""FLOPs of samples from the model's own configuration.
 
-Counts matrix products alone, two FLOPs a multiply-add: linear in tokens for projections, feed-forward
-layers and the head; for attention, linear in the pairs of positions that attend. Norms, activations,
-rotary embeddings and the embedding's look-up are left out: their time goes into the fitted scale.
+Only matrix products count, with two FLOPs per multiply-add: projections, feed-forward layers and the head are linear
+in the tokens, attention is linear in the pairs of positions that attend. Norms, activations, rotary embeddings and
+the embedding's look-up are left out, because their time is small.
 """
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,28 +24,23 @@ ALIASES = {
     "intermediate_size": ("n_inner", "ffn_dim"),
     "num_experts": ("num_local_experts", "n_routed_experts"),
 }
-TRAIN, FORWARD = 3.0, 1.0
-"""Passes in units of the forward's FLOPs: the backward costs two (Kaplan et al. 2020, section 2.1, C = 6N)."""
+PASSES = 3.0
+"""Forward and backward, in units of the forward's FLOPs (Kaplan et al. 2020, section 2.1, C = 6N)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """FLOPs of a sample of n tokens: passes * (linear * n + sum over windows of pair FLOPs * pairs(n, window)).
+    """FLOPs to train a sample of n tokens: PASSES * (linear * n + sum over windows of pair FLOPs * pairs(n, window)).
 
-    Seconds of a micro-batch: overhead_s + seconds_per_flop * FLOPs. `attention` holds (window, FLOPs of
-    one pair of positions over all layers with that window); window 0 is none. `causal` kernels skip
-    what lies above the diagonal and outside the window; without it every pair of the sample is computed.
+    `attention` holds (window, FLOPs of one pair of positions over all layers with that window); window 0 stands for
+    no window. Kernels are causal: they skip the pairs above the diagonal and outside the window.
     """
 
     linear: float
     attention: tuple[tuple[int, float], ...]
-    passes: float = TRAIN
-    causal: bool = True
-    seconds_per_flop: float = 1e-12
-    overhead_s: float = 0.0
 
     @classmethod
-    def of(cls, config: Any, *, passes: float = TRAIN, causal: bool = True) -> "CostModel":
+    def of(cls, config: Any) -> "CostModel":
         """Read a Hugging Face configuration, an object or a mapping; ValueError if it lacks something."""
         fields = _fields(config)
         layers, hidden = _number(fields, "num_hidden_layers"), _number(fields, "hidden_size")
@@ -55,48 +49,21 @@ class CostModel:
         head = hidden * _number(fields, "vocab_size")
         windows = Counter(_window(fields, layer) for layer in range(layers))
         attention = tuple((window, 2.0 * pair * count) for window, count in sorted(windows.items()))
-        return cls(2.0 * (layers * projections + feed_forward + head), attention, passes, causal)
+        return cls(2.0 * (layers * projections + feed_forward + head), attention)
 
     def flops(self, tokens: Ints) -> Floats:
         """Return the FLOPs of samples of these numbers of tokens."""
         length = np.asarray(tokens, np.float64)
         total = self.linear * length
         for window, pair in self.attention:
-            total = total + pair * self._pairs(length, window)
-        return self.passes * total
+            total = total + pair * _pairs(length, window)
+        return PASSES * total
 
-    def seconds(self, flops: float) -> float:
-        """Predict the time of a micro-batch of so many FLOPs."""
-        return self.overhead_s + self.seconds_per_flop * flops
 
-    def fitted_to(self, measured: Iterable[tuple[float, float]]) -> "CostModel":
-        """Fit scale and overhead to (FLOPs, seconds) of micro-batches.
-
-        Least squares of the relative error, neither below zero. With one distinct FLOPs count the
-        overhead stays as it is; pairs that are not positive and finite are ignored, and without any
-        left the model stays as it is.
-        """
-        pairs = [(f, s) for f, s in measured if 0 < f < math.inf and 0 < s < math.inf]
-        if not pairs:
-            return self
-        flops, seconds = np.array(pairs).T
-        slope, rest = flops / seconds, 1 / seconds
-        overhead = self.overhead_s if self.overhead_s < seconds.min() else 0.0
-        if np.ptp(flops) > 1e-9 * flops.max():
-            unit = slope.mean()
-            scaled, overhead = np.linalg.lstsq(np.stack([slope / unit, rest], 1), np.ones(len(pairs)), rcond=None)[0]
-            if overhead >= 0 and scaled > 0:
-                return replace(self, seconds_per_flop=float(scaled / unit), overhead_s=float(overhead))
-            overhead = 0.0
-        scale = slope @ (1 - overhead * rest) / (slope @ slope)
-        return replace(self, seconds_per_flop=float(scale), overhead_s=float(overhead))
-
-    def _pairs(self, length: Floats, window: int) -> Floats:
-        """Pairs of positions that attend: n(n+1)/2 for causal attention, at most `window` for each position."""
-        if not self.causal:
-            return length * length
-        reach = np.minimum(length, window) if window else length
-        return reach * (reach + 1) / 2 + (length - reach) * reach
+def _pairs(length: Floats, window: int) -> Floats:
+    """Return the pairs of positions that attend: n(n + 1) / 2, and at most `window` per position."""
+    reach = np.minimum(length, window) if window else length
+    return reach * (reach + 1) / 2 + (length - reach) * reach
 
 
 def _fields(config: Any) -> Mapping[str, Any]:
@@ -120,7 +87,7 @@ def _number(fields: Mapping[str, Any], name: str) -> int:
 
 
 def _attention(fields: Mapping[str, Any]) -> tuple[int, int]:
-    """Multiply-adds of a layer's projections for a token, and of scores and values for a pair of positions.
+    """Return a layer's multiply-adds: of the projections per token, of scores and values per pair of positions.
 
     Grouped-query heads (Ainslie et al. 2023) share keys and values; latent attention (DeepSeek-V2, section
     2.1) projects queries, keys and values down and up again.
@@ -140,7 +107,7 @@ def _attention(fields: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _feed_forward(fields: Mapping[str, Any], layer: int) -> int:
-    """Multiply-adds of a layer's feed-forward part for a token: of its active and shared experts, and the router."""
+    """Return the multiply-adds of a layer's feed-forward part per token: active and shared experts, and the router."""
     hidden = _number(fields, "hidden_size")
     matrices = 2 if fields.get("model_type") in UNGATED | UNGATED_TOO else 3
     experts = _get(fields, "num_experts")

@@ -39,10 +39,3 @@ def peak_flops(device: str, *, configured: float | None = None) -> float | None:
         if re.search(rf"\bg?{name}\b", words):
             return peak
     return None
-
-
-def share_of_peak(flops: float, seconds: float, *, devices: int, peak: float | None) -> float | None:
-    """Return what share of the peak of so many devices was reached; None without a peak or a time."""
-    if peak is None or seconds <= 0 or devices < 1:
-        return None
-    return flops / (seconds * devices * peak)

@@ -4,25 +4,26 @@ Invariant: neither the slope (seconds per FLOP) nor the overhead is ever below z
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 UNIT = 1e12
 """FLOPs in the sums, so that their squares stay near 1."""
 OUTLIER = 3.0
-"""A step that took as many times longer than predicted, or more, counts less."""
+"""A step that takes more than this many times the predicted seconds counts less."""
 SPREAD = 1e-3
-"""FLOPs that vary less than this share tell nothing about the overhead."""
+"""If the FLOPs vary by less than this share, they do not tell the overhead."""
 
 
 @dataclass(slots=True)
 class StepTime:
-    """Least squares of (FLOPs, seconds) of ranks; each later step makes a step count `forgetting` times as much.
+    """Least squares of (FLOPs, seconds) of ranks; each later step multiplies the weight of the steps before it by
+    `forgetting`.
 
     The first `skip_steps` steps, which compile and warm up, are not counted. A step that takes r > 3 times
     as long as predicted counts (3 / r)^2: one more compilation hardly matters, a machine that has become
     slower does after some steps. The sums are those of recursive least squares with exponential forgetting
-    (L. Ljung, "System Identification", 2nd edition, 1999, section 11.2), kept as such.
+    (L. Ljung, "System Identification", 2nd edition, 1999, section 11.2).
     """
 
     forgetting: float = 0.95
@@ -82,13 +83,3 @@ class StepTime:
         slope, overhead = self._line()
         ratio = sum(s for _, s in pairs) / sum(overhead + slope * f for f, _ in pairs)
         return min(1.0, OUTLIER / ratio) ** 2
-
-    def state_dict(self) -> dict[str, object]:
-        return {"steps": self.steps, "sums": list(self.sums)}
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on from a saved state; the options stay those of this object."""
-        steps, sums = state["steps"], state["sums"]
-        if not isinstance(steps, int) or not isinstance(sums, list) or len(sums) != len(self.sums):
-            raise ValueError(f"not the state of a step-time model: {dict(state)}")
-        self.steps, self.sums = steps, [float(one) for one in sums]

@@ -6,7 +6,7 @@ siblings, which is n / (n - 1) times as far: r_i - mean(r without i) = n / (n - 
 Statistics are over live samples.
 
 The divisor is the whole group's standard deviation, whatever the baseline. That of the siblings alone
-would be the noise between them where one sample is far off: [1, 0.001, 0, 0] would give 2120, not 2.3.
+would be noise if one sample is far off: [1, 0.001, 0, 0] would give 2120, not 2.3.
 Since no one of n values is further from the mean than √(n - 1) standard deviations (P. Samuelson, "How
 deviant can you be?", 1968), no advantage is larger than √(n - 1), or n / √(n - 1) with leave one out.
 
@@ -26,16 +26,16 @@ Scale = Literal["std", "none"]
 
 
 def group_advantages(rewards: Sequence[float], *, baseline: Baseline, scale: Scale) -> list[float]:
-    """Return one advantage a live sample, in order; all 0 when the rewards are flat.
+    """Return one advantage per live sample, in order; all are 0 if the rewards are flat.
 
-    With `std` the divisor is the population's standard deviation of all of them. ValueError for a reward
-    that is not finite.
+    With `std` the divisor is the population standard deviation of all rewards. ValueError if a reward is not
+    finite.
     """
     if not all(math.isfinite(reward) for reward in rewards):
         raise ValueError(f"rewards must be finite to have advantages: {list(rewards)}")
     if is_flat(rewards):
         return [0.0] * len(rewards)
-    # Near 1, by a power of two and so without rounding: the deviation of [0, 5e-324] is 0 in floats.
+    # Scaled to near 1 by a power of two, which does not round; else the deviation of [0, 5e-324] would be 0.
     exponent = math.frexp(max(map(abs, rewards)))[1]
     near_one = [math.ldexp(reward, -exponent) for reward in rewards]
     n, mean = len(rewards), statistics.fmean(near_one)

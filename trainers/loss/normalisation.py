@@ -1,4 +1,4 @@
-"""What each trained token counts in the loss, by counts over the whole batch that the driver knows.
+"""The weight of each trained token in the loss, from counts over the whole batch, which the driver knows.
 
 The ranks divide every token's loss by the number of trained tokens of the batch. A token's scale
 turns that into another mean; the policy loss is linear in the advantage, so the scale travels as a

@@ -17,8 +17,16 @@ class ServerDown(GenerationError):
     """A server does not answer, or breaks off: another may do what was asked of it."""
 
 
+class Silent(ServerDown):
+    """A server took too long: it hangs, and to wait for it again would hold up all others."""
+
+
 class Refused(GenerationError):
-    """A server answered that it will not: no other would, either."""
+    """A server answered that it will not, with an HTTP `status`: no other would, either."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Client:
@@ -90,6 +98,8 @@ class Client:
         while True:
             try:
                 return await self._once(method, path, content, self._timeout_s if timeout_s is None else timeout_s)
+            except Silent:
+                raise
             except ServerDown:
                 left -= 1
                 if left <= 0:
@@ -101,8 +111,9 @@ class Client:
         try:
             with anyio.fail_after(timeout_s):
                 answer = await self._http.request(method, path, **content)
-        except TimeoutError:
-            raise ServerDown(f"{self.url}{path} did not answer within {timeout_s:g} s") from None
+        except (TimeoutError, httpx2.TimeoutException):
+            limit_s = self._timeout_s if timeout_s is None else timeout_s
+            raise Silent(f"{self.url}{path} did not answer within {limit_s:g} s") from None
         except httpx2.TransportError as error:
             raise ServerDown(f"{self.url}{path} does not answer: {type(error).__name__}: {error}") from error
         _check(answer, self.url + path)
@@ -119,4 +130,4 @@ def _check(answer: httpx2.Response, what: str) -> None:
     # 429 and 5xx are the server's state, not the request's fault.
     if answer.status_code >= 500 or answer.status_code == 429:
         raise ServerDown(message)
-    raise Refused(message)
+    raise Refused(message, answer.status_code)

@@ -19,19 +19,16 @@ from asyncrl.collectors.engines.base import Cache, Chunk, InFlight, Request, Res
 from asyncrl.collectors.engines.elsewhere import EngineElsewhere
 from asyncrl.collectors.engines.http.client import Client, Refused, ServerDown
 from asyncrl.collectors.engines.http.fleet import Fleet
+from asyncrl.collectors.engines.http.kinds import KINDS
 from asyncrl.collectors.engines.http.routing import Replica, Router
-from asyncrl.collectors.engines.http.server import MakeServer, Reply
+from asyncrl.collectors.engines.http.server import Reply
 from asyncrl.collectors.engines.http.settings import HTTPSettings
-from asyncrl.collectors.engines.http.sglang_server import SGLangServer
-from asyncrl.collectors.engines.http.vllm_server import VLLMServer
 from asyncrl.collectors.engines.state_files import StateFiles
 from asyncrl.collectors.engines.stop_text import Text
 from asyncrl.engine.errors import AsyncRLError, GenerationError, VersionError
 
-_KINDS: dict[str, MakeServer] = {"vllm": VLLMServer, "sglang": SGLangServer}
 _PROBE_EVERY_S = 2.0
-_OUTAGE_S = 300.0
-"""So long without any replica, and the engine gives up."""
+_PROBES_PER_OUTAGE = 10
 _ABORT_AGAIN_S = 0.5
 _ABORT_TRIES = 20
 _ROUNDS = 5
@@ -49,12 +46,10 @@ class _Asked:
 class HTTPEngine(EngineElsewhere):
     """Stop strings need the `text` of tokens, special ones included."""
 
-    def __init__(
-        self, settings: HTTPSettings, *, text: Text | None = None, probe_every_s: float = _PROBE_EVERY_S
-    ) -> None:
-        make, folder = _KINDS[settings.kind], Path(settings.model_path)
+    def __init__(self, settings: HTTPSettings, *, text: Text | None = None) -> None:
+        make, folder = KINDS[settings.kind], Path(settings.model_path)
         self._settings = settings
-        self._probe_every_s = probe_every_s
+        self._probe_every_s = min(_PROBE_EVERY_S, settings.outage_s / _PROBES_PER_OUTAGE)
         replicas = [Replica(make(Client(url, timeout_s=settings.answer_s), folder), url) for url in settings.urls]
         self._router = Router(replicas, settings.rows)
         super().__init__(max_length=settings.max_length, limit=self._router.limit, text=text)
@@ -64,17 +59,20 @@ class HTTPEngine(EngineElsewhere):
         self._names = 0
 
     async def run(self) -> None:
-        """Probe the replicas until cancelled; GenerationError after 300 s without any."""
-        seen = anyio.current_time()
+        """Probe the replicas until cancelled; GenerationError after `outage_s` without any."""
+        seen, outage_s = anyio.current_time(), self._settings.outage_s
         self._admission.open()
         try:
             while True:
-                async with self._control:
-                    await self._fleet.probe(self._version, self._files.served, held=self._paused)
+                # A replica that hangs answers no probe for long: an update must not wait for that.
+                well = await self._fleet.probe()
+                if well:
+                    async with self._control:
+                        await self._fleet.take_back(well, self._version, self._files.served, held=self._paused)
                 if self._router.up:
                     seen = anyio.current_time()
-                elif anyio.current_time() - seen > _OUTAGE_S:
-                    raise GenerationError(f"none of {len(self._settings.urls)} servers was up for {_OUTAGE_S:g} s")
+                elif anyio.current_time() - seen > outage_s:
+                    raise GenerationError(self._outage())
                 await anyio.sleep(self._probe_every_s)
         finally:
             with anyio.CancelScope(shield=True):
@@ -86,6 +84,8 @@ class HTTPEngine(EngineElsewhere):
         flights = [flight for flight in self._admission.running if ids is None or flight.request_id in ids]
         for flight in flights:
             flight.ending = "abort"
+        # Those that wait for a replica.
+        self._admission.tell()
         # A server forgets an abort that overtakes its request: it is told again until the request has ended.
         for _ in range(_ABORT_TRIES):
             asked = [self._asked[flight] for flight in flights if flight in self._asked]
@@ -141,7 +141,7 @@ class HTTPEngine(EngineElsewhere):
             version, ended, rounds = self._version, False, rounds + 1
             try:
                 async with aclosing(self._replies(request, answer, flight, replica)) as replies:
-                    async for reply in replies:
+                    while (reply := await replica.next(replies)) is not None:
                         chunk = answer.take(reply.token_ids, reply.logprobs)
                         self._tokens += len(reply.token_ids)
                         if reply.finish is not None:
@@ -154,12 +154,11 @@ class HTTPEngine(EngineElsewhere):
                         if answer.ended and not ended:
                             await self._abort(self._asked[flight])
             except (ServerDown, Refused, ValueError) as failure:
-                told = self._version == version
-                # The versions would have come last. Without an update meanwhile they are known; else of the oldest.
+                # The versions would have come last. Of those that served meanwhile, the oldest makes no token younger.
                 answer.take_spans(((version, 0, answer.untold),))
                 if isinstance(failure, ServerDown):
-                    self._fleet.leave_out(replica)
-                if not isinstance(failure, ServerDown) or not told:
+                    self._fleet.leave_out(replica, failure)
+                else:
                     flight.ending, error = "error", str(failure)
         yield answer.result(flight.ending or ("stop" if answer.ended else "length"), error)
 
@@ -186,12 +185,22 @@ class HTTPEngine(EngineElsewhere):
     async def _abort(self, asked: _Asked) -> None:
         try:
             await asked.replica.server.abort(asked.name)
-        except GenerationError:
+        except GenerationError as error:
             # Its connection is closed next, which ends it too.
-            self._fleet.leave_out(asked.replica)
+            self._fleet.leave_out(asked.replica, error)
 
     async def _ready_files(self) -> StateFiles:
+        """Wait for a replica: the first update comes before the first probe, and any may fall into an outage."""
+        # Twice as long as `run`, which is to end first.
+        with anyio.move_on_after(2 * self._settings.outage_s):
+            await self._admission.until(lambda: bool(self._router.up) or self._closed)
+        if not self._router.up:
+            raise VersionError(self._outage())
         return self._files
+
+    def _outage(self) -> str:
+        limit_s = self._settings.outage_s
+        return f"there was no server for {limit_s:g} s (collector.server_timeout_s): {self._router.causes}"
 
     async def _swap(self, version: int, file: Path, cache: Cache) -> float:
         """Swap the weights of all replicas; return for how many seconds no token was made."""

@@ -1,9 +1,9 @@
 """What the HTTP engine asks of a kind of server."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from asyncrl.collectors.engines.answer import Answer
 from asyncrl.collectors.engines.base import Finish, Request, Spans
@@ -20,6 +20,15 @@ class Reply:
     spans: Spans = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a run needs of a server: entries of its model's configuration, positions, and a file that it must see."""
+
+    shape: Mapping[str, Any]
+    max_length: int
+    file: Path
+
+
 class Server(Protocol):
     """One replica. All but `generate` may be called twice for once. ServerDown, or Refused, if it fails.
 
@@ -30,6 +39,9 @@ class Server(Protocol):
         """Yield replies; what is cached of the prompt is found by requests of the same salt alone."""
 
     async def abort(self, name: str) -> None: ...
+
+    async def fault(self, wanted: Wanted) -> str:
+        """Return why a run could not use this server, and what to do, as far as it tells; empty if it could."""
 
     async def probe(self, timeout_s: float) -> None:
         """Return if the server is healthy."""
@@ -62,3 +74,12 @@ def finish_of(word: str) -> Finish:
     """Return what a server's word for the end of a response means."""
     known: dict[str, Finish] = {"stop": "stop", "length": "length", "abort": "abort"}
     return known.get(word, "error")
+
+
+def differing_shape(found: Mapping[str, Any], wanted: Wanted) -> str:
+    """Return in which entry a server's model is another than the run's; empty if it is in none that both have.
+
+    Example: "hidden_size is 64 there, and 128 in model.path".
+    """
+    differ = (name for name, value in wanted.shape.items() if name in found and found[name] != value)
+    return next((f"{name} is {found[name]} there, and {wanted.shape[name]} in model.path" for name in differ), "")

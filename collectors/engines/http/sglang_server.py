@@ -10,7 +10,7 @@ import torch
 from asyncrl.collectors.engines.answer import Answer
 from asyncrl.collectors.engines.base import Request
 from asyncrl.collectors.engines.http.client import Client, Refused
-from asyncrl.collectors.engines.http.server import Reply, finish_of
+from asyncrl.collectors.engines.http.server import Reply, Wanted, differing_shape, finish_of
 from asyncrl.collectors.engines.weight_check import OpenFiles
 
 _LOAD_TIMEOUT_S = 600.0
@@ -53,8 +53,26 @@ class SGLangServer:
     async def abort(self, name: str) -> None:
         await self._client.post("/abort_request", {"rid": name})
 
+    async def fault(self, wanted: Wanted) -> str:
+        """Ask for its version and for one row of its output layer: more it does not tell in a way to rely on."""
+        try:
+            await self._client.get("/model_info")
+        except Refused:
+            return "it does not look like SGLang's server; see collector.server_kind"
+        with OpenFiles(self._checkpoint) as weights:
+            name = _head(weights)
+        if name is None:
+            return ""
+        try:
+            rows = await self._client.post("/get_weights_by_name", {"name": name, "truncate_size": 1})
+        except Refused as refused:
+            return f"it serves another model: it has no {name} ({refused})"
+        other = differing_shape({"hidden_size": len(rows[0])}, wanted)
+        return f"it serves another model: {other}" if other else ""
+
     async def probe(self, timeout_s: float) -> None:
-        await self._client.get("/health", timeout_s=timeout_s, tries=1)
+        # Its /health makes a token, which none does while it is held. When its scheduler dies, all of it ends.
+        await self._client.get("/model_info", timeout_s=timeout_s, tries=1)
 
     async def version(self) -> int | None:
         label = str((await self._client.get("/model_info"))["weight_version"])
@@ -82,12 +100,9 @@ class SGLangServer:
     async def differences(self, file: Path | None) -> list[str]:
         """Compare the first rows of the output layer, or of the embedding that it is tied to, with the file's."""
         with OpenFiles(file or self._checkpoint) as weights:
-            heads = [
-                name for name in sorted(weights.names()) if name.endswith(("lm_head.weight", "embed_tokens.weight"))
-            ]
-            if not heads:
+            name = _head(weights)
+            if name is None:
                 return ["the output layer, which was not found"]
-            name = heads[0]
             expected = weights.tensor(name)[:_COMPARED_ROWS].float()
         body = {"name": name, "truncate_size": _COMPARED_ROWS}
         found = torch.tensor(await self._client.post("/get_weights_by_name", body))
@@ -100,6 +115,12 @@ class SGLangServer:
 
     async def close(self) -> None:
         await self._client.close()
+
+
+def _head(weights: OpenFiles) -> str | None:
+    """Return the name of the output layer's weight: the embedding's, if it is tied to that."""
+    heads = (name for name in sorted(weights.names()) if name.endswith(("lm_head.weight", "embed_tokens.weight")))
+    return next(heads, None)
 
 
 def _sampling(request: Request, answer: Answer) -> dict[str, Any]:

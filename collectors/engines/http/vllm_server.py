@@ -12,11 +12,19 @@ from typing import Any
 
 from asyncrl.collectors.engines.answer import Answer
 from asyncrl.collectors.engines.base import Request
-from asyncrl.collectors.engines.http.client import Client, Refused
-from asyncrl.collectors.engines.http.server import Reply, finish_of
+from asyncrl.collectors.engines.http.client import Client, Refused, ServerDown
+from asyncrl.collectors.engines.http.server import Reply, Wanted, differing_shape, finish_of
 
 _GENERATE = "/inference/v1/generate"
 _LOAD_TIMEOUT_S = 600.0
+_BACKEND = "asyncrl_file"
+_EXTENSION = "--worker-extension-cls asyncrl.collectors.engines.vllm.worker.WorkerExtension"
+_TRANSFER = """--weight-transfer-config '{"backend": "asyncrl_file"}'"""
+_ABSENT = (403, 404, 405)
+_ALL = (
+    "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model FOLDER --enable-scale-out "
+    f"--logprobs-mode processed_logprobs {_EXTENSION} {_TRANSFER}"
+)
 
 
 class VLLMServer:
@@ -45,6 +53,25 @@ class VLLMServer:
     async def abort(self, name: str) -> None:
         # So vLLM calls what it was asked for under `name`.
         await self._client.post("/abort_requests", {"request_ids": [f"generate-tokens-{name}"]})
+
+    async def fault(self, wanted: Wanted) -> str:
+        """Ask for its routes, and its workers for their configuration. No request is made, since it may be held."""
+        await self._client.get("/health")
+        if not await self._has("GET", "/version"):
+            return "it does not look like vLLM's server; see collector.server_kind"
+        missing = []
+        if not await self._has("GET", "/weight_info"):
+            missing.append("VLLM_SERVER_DEV_MODE=1 in its environment")
+        if not await self._has("POST", _GENERATE):
+            missing.append("--enable-scale-out")
+        if missing:
+            return f"it was started without {' and '.join(missing)}; start it with {_ALL}"
+        body = {"method": "asyncrl_about", "args": [str(wanted.file)]}
+        try:
+            answer = await self._client.post("/collective_rpc", body)
+        except ServerDown as error:
+            return f"its workers do not know asyncrl ({error}); install asyncrl there too, and start it with {_ALL}"
+        return next((fault for worker in answer["results"] if (fault := _worker_fault(worker, wanted))), "")
 
     async def probe(self, timeout_s: float) -> None:
         await self._client.get("/health", timeout_s=timeout_s, tries=1)
@@ -81,9 +108,38 @@ class VLLMServer:
     async def close(self) -> None:
         await self._client.close()
 
+    async def _has(self, method: str, path: str) -> bool:
+        """Whether it serves a route: an empty request is refused in another way than an unknown one."""
+        try:
+            await (self._client.get(path) if method == "GET" else self._client.post(path, {}))
+        except Refused as refused:
+            return refused.status not in _ABSENT
+        return True
+
     async def _load(self, path: str, body: Any) -> None:
         # Once: a session that was begun twice is refused.
         await self._client.post(path, body, timeout_s=_LOAD_TIMEOUT_S, tries=1)
+
+
+def _worker_fault(worker: Mapping[str, Any], wanted: Wanted) -> str:
+    if worker["backend"] != _BACKEND:
+        return f"its weight-transfer backend is {worker['backend']!r}; start it with {_TRANSFER}"
+    if worker["logprobs_mode"] != "processed_logprobs":
+        return (
+            f"its log-probabilities are {worker['logprobs_mode']!r}, not those of the distribution that it samples; "
+            "start it with --logprobs-mode processed_logprobs"
+        )
+    other = differing_shape(worker["model"], wanted)
+    if other:
+        return f"it serves another model: {other}"
+    if worker["max_length"] < wanted.max_length:
+        return (
+            f"it takes sequences of {worker['max_length']} tokens, and the longest prompt and "
+            f"rollout.max_new_tokens come to {wanted.max_length}; start it with a larger --max-model-len"
+        )
+    if not worker["sees"]:
+        return f"it cannot read {wanted.file}; collector.weights_folder must be the same folder for it"
+    return ""
 
 
 def _sampling(request: Request, answer: Answer) -> dict[str, Any]:

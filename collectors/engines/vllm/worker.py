@@ -3,6 +3,7 @@
 vLLM imports this module by name, for its `WorkerExtension`; the import registers the weight-transfer backend.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,21 @@ class WorkerExtension:
     """Methods that vLLM mixes into its worker."""
 
     model_runner: Any
+    vllm_config: Any
+
+    def asyncrl_about(self, path: str) -> dict[str, Any]:
+        """Return how this engine was started, what model it serves, and whether it can read the file `path`."""
+        transfer, model = self.vllm_config.weight_transfer_config, self.vllm_config.model_config
+        text = model.hf_config.get_text_config()
+        names = ("vocab_size", "hidden_size", "num_hidden_layers")
+        shape = {name: getattr(text, name) for name in names if hasattr(text, name)}
+        return {
+            "backend": transfer.backend if transfer is not None else None,
+            "logprobs_mode": model.logprobs_mode,
+            "max_length": model.max_model_len,
+            "model": {"architectures": model.hf_config.architectures, **shape},
+            "sees": os.access(path, os.R_OK),
+        }
 
     def asyncrl_differing(self, path: str) -> dict[str, Any]:
         """Compare the model with a safetensors file, or a folder of them.

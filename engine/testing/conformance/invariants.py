@@ -206,10 +206,19 @@ def _plans(case: _Case) -> Iterator[str]:
     for plan in case.outcome.of(Planned):
         if len({len(rank) for rank in plan.ranks}) != 1:
             yield f"step {plan.step} has {[len(rank) for rank in plan.ranks]} micro-batches"
+        real = [
+            key
+            for number, rank in enumerate(plan.ranks)
+            for place, micro in enumerate(rank)
+            for key in micro
+            if (number, place) not in plan.filler_places
+        ]
+        if len(set(real)) != len(real) or len(plan.filler_places) != plan.fillers:
+            yield f"step {plan.step} has {plan.fillers} fillers, at {plan.filler_places}, and trains {sorted(real)}"
         sizes = [sum(_tokens(case, key) for key in micro) for rank in plan.ranks for micro in rank]
         if max(sizes) > budget:
             yield f"step {plan.step} has a micro-batch of {max(sizes)} tokens, over {budget}"
-        planned = sorted({key for rank in plan.ranks for micro in rank for key in micro})
+        planned = sorted(real)
         if plan.step not in ended:
             continue
         if sorted(by_step[plan.step]) != planned:

@@ -7,6 +7,7 @@ from anyio.from_thread import BlockingPortal
 
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.testing.conformance.plane_contract import CONTRACT, FULL_AT_ROWS, FULL_STORE_CONTRACT, ContractTest
+from asyncrl.engine.testing.conformance.queue_in_process import queue_in_process
 
 
 @pytest.mark.parametrize("sentence", CONTRACT, ids=lambda sentence: sentence.__name__)
@@ -21,7 +22,7 @@ def test_transfer_queue_in_process_keeps_the_contract(
 def test_a_full_transfer_queue_keeps_the_contract(
     portal: BlockingPortal, sentence: ContractTest, shared: bool, tmp_path: Path
 ) -> None:
-    plane = TransferQueuePlane.in_process(capacity_rows=FULL_AT_ROWS, shared_memory=tmp_path if shared else None)
+    plane = queue_in_process(capacity_rows=FULL_AT_ROWS, shared_memory=tmp_path if shared else None)
     try:
         portal.call(sentence, plane)
     finally:

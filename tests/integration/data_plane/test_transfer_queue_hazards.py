@@ -31,12 +31,13 @@ from asyncrl.engine.testing.conformance.plane_contract import (
     read_one,
     rows_of,
 )
+from asyncrl.engine.testing.conformance.queue_in_process import queue_in_process
 
 
 @pytest.fixture
 def plane(portal: BlockingPortal) -> Iterator[TransferQueuePlane]:
     """A TransferQueue of the test's own, because the test hurts it."""
-    plane = TransferQueuePlane.in_process(deadline_s=10)
+    plane = queue_in_process(deadline_s=10)
     portal.call(plane.register, contract_partition("p"))
     yield plane
     portal.call(plane.close)
@@ -112,7 +113,7 @@ def test_what_the_book_did_not_expect_is_an_error_with_the_operations_name(
 
 def test_a_partition_that_another_version_registered_is_named(portal: BlockingPortal) -> None:
     """FOUND-I12: a partition's shape is read as whoever registered it wrote it."""
-    plane = TransferQueuePlane.in_process()
+    plane = queue_in_process()
 
     async def main() -> None:
         await plane.register(contract_partition("p"))
@@ -173,7 +174,7 @@ def test_every_call_has_a_deadline_when_the_controller_hangs(portal: BlockingPor
 
 
 def test_a_closed_plane_refuses_and_closes_again_quietly(portal: BlockingPortal) -> None:
-    plane = TransferQueuePlane.in_process()
+    plane = queue_in_process()
     portal.call(plane.close)
     portal.call(plane.close)
     with pytest.raises(DataPlaneError, match="closed"):
@@ -184,7 +185,7 @@ def test_a_closed_plane_refuses_and_closes_again_quietly(portal: BlockingPortal)
 def test_a_failed_or_cancelled_put_leaves_no_ghost_in_transfer_queue(
     portal: BlockingPortal, shared: bool, tmp_path: Path
 ) -> None:
-    plane = TransferQueuePlane.in_process(capacity_rows=5, shared_memory=tmp_path if shared else None)
+    plane = queue_in_process(capacity_rows=5, shared_memory=tmp_path if shared else None)
 
     async def main() -> None:
         await plane.register(contract_partition("p"))
@@ -277,7 +278,7 @@ def test_a_second_clear_of_a_group_does_not_take_the_row_that_has_its_place_by_t
 @pytest.mark.parametrize("shared", [False, True], ids=["storage", "shared memory"])
 def test_what_a_dead_process_left_half_done_is_mended(portal: BlockingPortal, shared: bool, tmp_path: Path) -> None:
     """A column that it wrote after the clear goes with the next clear; its late deletion spares a new row."""
-    plane = TransferQueuePlane.in_process(shared_memory=tmp_path if shared else None)
+    plane = queue_in_process(shared_memory=tmp_path if shared else None)
     group, other = contract_group(0), contract_group(1)
 
     async def main() -> None:

@@ -215,6 +215,7 @@ def test_mode_tokens_is_refused_with_a_generator_that_makes_no_spans(command: Co
     ["rollout.top_p=0.9", "rollout.stop_strings=[x]", "collector.on_update=continue"],
 )
 def test_what_the_engine_batch_would_ignore_is_refused(command: Command, given: str) -> None:
+    """CASE-G4: a way to sample that an engine has not got is refused, and never left out."""
     result = command("train", "--dry-run", "--set", "collector.engine=batch", "--set", given)
     assert result.exit_code == 2
     assert f"{given.partition('=')[0]} (from --set {given})" in result.stderr

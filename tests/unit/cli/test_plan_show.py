@@ -19,6 +19,7 @@ def _run(
     *,
     figures: dict[str, float] | None = None,
     updates: tuple[int, ...] = (),
+    fillers: tuple[tuple[int, int], ...] = (),
     measured: tuple[float, ...] = (),
     predicted: tuple[float, ...] = (),
 ) -> Path:
@@ -26,7 +27,7 @@ def _run(
     log = EventLog(clock=lambda: 0.0, wall=lambda: 0.0, path=folder / "events.jsonl")
     keys = [f"v0_p0_g{i}" for i in range(len(lengths))]
     log.append(Put(group=0, keys=keys, tags={"prompt_tokens": 2, "response_tokens": list(lengths)}))
-    log.append(Planned(batch=0, step=1, ranks=ranks, fillers=1, updates=updates))
+    log.append(Planned(batch=0, step=1, ranks=ranks, fillers=1, updates=updates, filler_places=fillers))
     log.append(
         StepEnded(
             step=1,
@@ -86,6 +87,19 @@ def test_a_bar_stands_between_updates_and_a_filler_is_dots(tmp_path: Path) -> No
     assert lines[0] == "step 1: 2 ranks, 3 micro-batches each in 2 updates, 1 fillers"
     assert lines[1].split("tokens  ")[1] == f"[{'#' * 23}] | [{'#' * 20}][{'#' * 10}]"
     assert lines[2].split("tokens  ")[1] == f"[{'#' * 10}] | [{'#' * 17}][{'.' * 10}]"
+
+
+def test_the_log_says_which_micro_batch_is_the_filler(tmp_path: Path) -> None:
+    """Two ranks have the same key. An older log does not say which one is the filler: the later is taken for it."""
+    ranks = [[["v0_p0_g0"]], [["v0_p0_g0"]]]
+
+    def drawn(name: str, fillers: tuple[tuple[int, int], ...]) -> list[bool]:
+        run = _run(tmp_path / name, [6, 2], ranks, fillers=fillers)
+        lines = CliRunner().invoke(app, ["plan", "show", str(run)]).output.splitlines()
+        return ["." in line.split("[")[1] for line in lines[1:3]]
+
+    assert drawn("named", ((0, 0),)) == [True, False]
+    assert drawn("older", ()) == [False, True]
 
 
 def test_each_rank_has_its_predicted_and_measured_seconds(tmp_path: Path) -> None:

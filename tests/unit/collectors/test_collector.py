@@ -167,8 +167,31 @@ def test_a_group_is_put_whole_with_its_tags_and_columns() -> None:
     assert all(row.dtype == torch.float32 and row.tolist() == [-1.0, -1.0] for row in columns[LOGPROBS])
 
 
+class SaysItOddly(FakeGenerator):
+    """Answers with tokens that no tokenizer would make of their text: `3` is one token, and so is the end."""
+
+    response = (CharTokenizer.eos_id, 5, CharTokenizer.eos_id, CharTokenizer.eos_id)
+
+    async def generate(self, request: GroupRequest) -> Sequence[Completion]:
+        size = len(self.response)
+        return [Completion(self.response, (-1.0,) * size, ((0, 0, size),), True) for _ in request.seeds]
+
+
+def test_what_is_stored_are_the_tokens_that_were_sampled_and_never_their_text_encoded_again() -> None:
+    """CASE-G7: tokens whose text encodes to others; as many log-probabilities as tokens."""
+
+    async def work(desk: Desk) -> dict[str, list[Any]]:
+        return await desk.plane.read("train", (await one_group(desk)).keys, COLUMNS)
+
+    made = SaysItOddly.response
+    assert CharTokenizer().encode(CharTokenizer().decode(list(made))) != list(made)
+    columns = at_desk(work, generator=SaysItOddly())
+    assert {tuple(row.tolist()) for row in columns[TOKENS]} == {(*CharTokenizer().encode("0>"), *made)}
+    assert {len(row) for row in columns[LOGPROBS]} == {len(made)}
+
+
 def test_a_score_that_raises_fails_its_sample_alone() -> None:
-    """B10: siblings keep their rewards; the failed one keeps its key and has nothing to train."""
+    """CASE-B10, CASE-H1: siblings keep their rewards; the failed one keeps its key and has nothing to train."""
 
     def reward(prompt: int, index: int) -> float:
         if index == 1:
@@ -200,7 +223,7 @@ def odd_generator(odd: dict[int, tuple[float, ...]]) -> OddLogprobs:
 
 
 def test_a_completion_whose_logprobs_are_not_finite_or_too_few_fails_alone() -> None:
-    """G7, invariant 10: such numbers reach no loss, and the rewards beside them count on."""
+    """CASE-G7, invariant 10: such numbers reach no loss, and the rewards beside them count on."""
     odd = {0: (-0.5, math.nan), 1: (-math.inf, -0.5), 3: (-0.5,)}
     group = at_desk(one_group, generator=odd_generator(odd))
     assert group.statuses == ("failed", "failed", "finished", "failed")
@@ -250,7 +273,7 @@ def test_async_scores_run_together_and_fail_alone() -> None:
 
 
 def test_a_score_that_never_answers_fails_its_sample_at_its_deadline() -> None:
-    """B4's kind, FOUND-C13: the sample fails as `score_timeout`, its siblings and the next group go on."""
+    """CASE-B4's kind, FOUND-C13: the sample fails as `score_timeout`, its siblings and the next group go on."""
     task = AsyncTask(hang=True)
 
     async def work(desk: Desk) -> list[Message]:
@@ -280,7 +303,7 @@ def test_parts_of_a_reward_become_tags() -> None:
 
 
 def test_a_generation_that_raises_is_one_failure_with_its_traceback() -> None:
-    """B9, B1: the message carries the original error; siblings of the queue go on."""
+    """CASE-B9, CASE-B1: the message carries the original error; siblings of the queue go on."""
 
     def fail(call: int) -> None:
         if call == 1:
@@ -336,7 +359,7 @@ def test_a_store_that_stays_full_ends_the_collector_at_its_deadline(deadline: fl
 
 
 def test_a_group_carries_the_version_served_when_it_was_granted() -> None:
-    """A2: version 3 at dispatch, 4 loaded while it generates: keys and tag say 3."""
+    """CASE-A2: version 3 at dispatch, 4 loaded while it generates: keys and tag say 3."""
     generator = FakeGenerator(version=3, seconds=lambda _: 10.0)
 
     async def work(desk: Desk) -> GroupMeta:
@@ -355,7 +378,7 @@ def test_a_group_carries_the_version_served_when_it_was_granted() -> None:
 
 
 def test_the_version_never_goes_back() -> None:
-    """A5: 57, then 1, by either way in; nothing reaches the generator."""
+    """CASE-A5: 57, then 1, by either way in; nothing reaches the generator."""
 
     async def work(desk: Desk) -> list[int]:
         desk.collector.set_weight_version(57)
@@ -370,7 +393,7 @@ def test_the_version_never_goes_back() -> None:
 
 
 def test_a_failed_update_leaves_the_version_served() -> None:
-    """A6: the hook raises on its second call."""
+    """CASE-A6: the hook raises on its second call."""
 
     def refuse(version: int) -> float:
         if version == 2:

@@ -34,7 +34,7 @@ class SlowJudge(Task):
 
 @pytest.mark.timeout(30)
 def test_status_answers_in_under_half_a_second_while_a_reward_blocks_and_other_groups_go_on() -> None:
-    """B18: two samples of group 0 take 2 s together."""
+    """CASE-B18: two samples of group 0 take 2 s together."""
 
     async def main() -> None:
         plane = LocalPlane()

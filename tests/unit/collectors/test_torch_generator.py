@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
@@ -192,7 +193,7 @@ def test_weights_change_between_batches_and_not_within(running: Any, fixed_logit
 
 
 def test_a_version_that_goes_back_is_refused(running: Any, fixed_logits: Any) -> None:
-    """A5: 57, then 1; the weights of 57 stay. The same version again, a repeated publish, is fine."""
+    """CASE-A5: 57, then 1; the weights of 57 stay. The same version again, a repeated publish, is fine."""
 
     async def main() -> None:
         async with running(fixed_logits([0.0, 0.0])) as generator:
@@ -209,7 +210,7 @@ def test_a_version_that_goes_back_is_refused(running: Any, fixed_logits: Any) ->
 
 @pytest.mark.parametrize("state", [{}, {"logits": torch.zeros(3)}, {"logits": torch.zeros(2), "more": torch.zeros(1)}])
 def test_weights_that_do_not_fit_change_nothing(running: Any, fixed_logits: Any, state: Any) -> None:
-    """A6, invariant 8: the update fails with the reason, the old version serves on, and a good update follows."""
+    """CASE-A6, invariant 8: the update fails with the reason, the old version serves on, and a good update follows."""
 
     async def main() -> None:
         async with running(fixed_logits([0.0, -math.inf])) as generator:
@@ -221,6 +222,22 @@ def test_weights_that_do_not_fit_change_nothing(running: Any, fixed_logits: Any,
             assert (await generator.generate(request()))[0].spans == ((3, 0, 1),)
 
     run_virtual(main)
+
+
+def test_a_model_whose_forward_keeps_all_logits_says_the_same(running: Any, llama: Any) -> None:
+    """Not every architecture takes `logits_to_keep`."""
+
+    class Plain(LlamaForCausalLM):  # type: ignore[misc]
+        def forward(
+            self, input_ids: Any, attention_mask: Any, position_ids: Any, past_key_values: Any, use_cache: bool
+        ) -> Any:
+            assert use_cache
+            return super().forward(input_ids, attention_mask, position_ids, past_key_values, use_cache=True)
+
+    requests = [request((5, 6, 7), range(4), 6)]
+    expected = answers(running, llama, requests)
+    llama.__class__ = Plain
+    assert answers(running, llama, requests) == expected
 
 
 def test_half_fitting_weights_are_not_half_loaded(running: Any, llama: Any) -> None:

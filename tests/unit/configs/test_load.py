@@ -163,7 +163,7 @@ def test_what_just_fits_is_taken() -> None:
 
 @pytest.mark.parametrize(("staleness", "groups", "ahead"), [(0, 4, 4), (1, 4, 8), (2, 16, 48)])
 def test_run_ahead_follows_from_the_bound(staleness: int, groups: int, ahead: int) -> None:
-    """A11: never 0 groups in flight."""
+    """CASE-A11: never 0 groups in flight."""
     config = settings(f"rollout.max_staleness={staleness}", f"rollout.groups_per_step={groups}")
     assert config.run_ahead_groups == ahead
 

@@ -28,19 +28,19 @@ def kept_versions(max_age: int, versions: Sequence[int]) -> set[int]:
 
 @pytest.mark.parametrize(("bound", "kept"), [(0, {5}), (1, {4, 5}), (2, {3, 4, 5}), (3, {2, 3, 4, 5})])
 def test_a_group_is_stale_when_its_age_exceeds_the_limit_not_when_it_equals_it(bound: int, kept: set[int]) -> None:
-    """A1."""
+    """CASE-A1."""
     assert kept_versions(bound, [2, 3, 4, 5]) == kept
 
 
 @pytest.mark.parametrize("versions", [[6], [55, 57]])
 def test_a_version_newer_than_the_trainers_is_an_error_and_never_fresh(versions: list[int]) -> None:
-    """A1, A5: a negative age does not pass."""
+    """CASE-A1, CASE-A5: a negative age does not pass."""
     with pytest.raises(TagError, match="newer than the trainer's"):
         kept_versions(9, versions)
 
 
 def test_a_group_is_judged_by_its_oldest_version_not_its_newest() -> None:
-    """A7."""
+    """CASE-A7."""
     group = fake_group(0, [0.0, 1.0], version=3, end_version=6)
     assert dropped(Staleness(max_age=2), group, version=6) == ["staleness/stale"]
     assert dropped(Staleness(max_age=3), group, version=6) == [None]

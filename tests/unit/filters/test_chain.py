@@ -152,7 +152,7 @@ def test_a_reward_that_is_not_finite_is_masked_and_does_not_count(
 
 
 def test_failed_samples_leave_the_statistics_and_a_single_survivor_is_dropped() -> None:
-    """C6, H1: one live sample has nothing to be compared with."""
+    """CASE-C6, CASE-H1: one live sample has nothing to be compared with."""
     three, one = fake_group(0, [1.0, 0.0, 1.0, 1.0], failed=[3]), fake_group(1, [1.0] * 4, failed=[1, 2, 3])
     judgements = Chain([ZeroStd()]).judge([three, one], CONTEXT)
     assert [(j.live, j.dropped) for j in judgements] == [((0, 1, 2), None), ((0,), "few_live")]

@@ -127,7 +127,7 @@ def without(tag: str) -> GroupMeta:
 def test_a_missing_tag_is_an_error_naming_filter_key_and_tag_before_any_verdict(
     filter_: BaseRolloutFilter, tag: str
 ) -> None:
-    """A3, C12: never a silent keep or drop; checked for all groups before the first filter is asked."""
+    """CASE-A3, CASE-C12: never a silent keep or drop; checked for all groups before the first filter is asked."""
     seen: list[int] = []
 
     def note(group: GroupView) -> Verdict:
@@ -159,6 +159,6 @@ def test_a_live_sample_without_a_number_in_the_filters_tag_is_an_error(value: ob
 
 @pytest.mark.parametrize("version", [None, 3.0, True, "3", [3, 3]])
 def test_a_version_that_is_no_integer_is_an_error(version: object) -> None:
-    """A3: a missing or odd version never counts as age 0."""
+    """CASE-A3: a missing or odd version never counts as age 0."""
     with pytest.raises(TagError, match="tag 'version' is"):
         run(Staleness(max_age=9), fake_group(0, GOOD).stamp(version=version))

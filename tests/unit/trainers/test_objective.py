@@ -54,7 +54,7 @@ def test_each_region_of_the_clip_has_its_closed_form(ratio: float, advantage: fl
 
 
 def test_the_ratio_is_to_the_behaviour_policy() -> None:
-    """G6: sampler -2, trainer -1 on every token: the ratio is e, and the KL estimate is not zero."""
+    """CASE-G6: sampler -2, trainer -1 on every token: the ratio is e, and the KL estimate is not zero."""
     shape = torch.zeros(4, dtype=torch.float64)
     sums = policy_loss_sums(shape - 1, shape - 2, shape + 1, torch.ones(4, dtype=torch.bool), CLIP)
     assert float(sums.ratio) / 4 == pytest.approx(math.e, rel=1e-12)
@@ -74,7 +74,7 @@ def test_on_policy_the_ratio_is_one_and_the_gradient_is_minus_the_advantage() ->
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bad", [99.0, -99.0, math.inf, -math.inf, math.nan])
 def test_a_masked_token_adds_exactly_nothing(bad: float, dtype: torch.dtype) -> None:
-    """G1: trainer -1 against sampler -100 and the other way round, infinities and NaN, masked."""
+    """CASE-G1: trainer -1 against sampler -100 and the other way round, infinities and NaN, masked."""
     logprob = rows(-1.0, bad - 1, dtype=dtype).requires_grad_()
     behaviour = rows(-1.1, -1.0, dtype=dtype)
     mask = torch.tensor([True, False])
@@ -90,7 +90,7 @@ def test_a_masked_token_adds_exactly_nothing(bad: float, dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_an_unmasked_token_weighs_at_most_the_cap(dtype: torch.dtype) -> None:
-    """G1: a difference of 99, unmasked, with a cap of 5; then -99, which underflows to nothing."""
+    """CASE-G1: a difference of 99, unmasked, with a cap of 5; then -99, which underflows to nothing."""
     clip = Clip(0.2, 0.2, 5.0)
     one = torch.tensor([True])
     for behaviour, advantage, loss in ((-100.0, -1.0, 5.0), (-100.0, 1.0, -1.2), (98.0, 1.0, 0.0), (98.0, -1.0, 0.8)):
@@ -150,7 +150,7 @@ def test_the_gradient_is_the_derivative_of_the_loss() -> None:
 
 
 def test_importance_weights_are_reported_as_they_are_and_as_truncated() -> None:
-    """G3: raw weights [0.6, 12.0, 0.8] and a cap of 2: mean 4.467, 1.133 as used, a third truncated."""
+    """CASE-G3: raw weights [0.6, 12.0, 0.8] and a cap of 2: mean 4.467, 1.133 as used, a third truncated."""
     behaviour = rows(-1.0, -3.0, -2.0)
     proximal = behaviour + rows(math.log(0.6), math.log(12.0), math.log(0.8))
     mask = torch.ones(3, dtype=torch.bool)
@@ -193,7 +193,7 @@ def test_the_reference_term_is_k3_times_coefficient_and_scale(gap: float) -> Non
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan, 99.0, -99.0])
 def test_a_masked_token_adds_nothing_to_weights_nor_the_reference_term(bad: float) -> None:
-    """G1, also for what the ranks compute."""
+    """CASE-G1, also for what the ranks compute."""
     logprob = rows(-1.0, -1.0).requires_grad_()
     mask = torch.tensor([True, False])
     far = rows(-1.2, bad)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.trainers.cost.peak import peak_flops, share_of_peak
+from asyncrl.trainers.cost.peak import peak_flops
 
 
 @pytest.mark.parametrize(
@@ -29,9 +29,3 @@ def test_a_configured_peak_counts_whatever_the_name() -> None:
     assert peak_flops("cpu", configured=1e11) == 1e11
     with pytest.raises(ValueError, match="a peak of 0 FLOP/s"):
         peak_flops("cpu", configured=0)
-
-
-def test_the_share_is_of_all_devices_together() -> None:
-    assert share_of_peak(4e15, 2.0, devices=4, peak=1e15) == pytest.approx(0.5)
-    assert share_of_peak(4e15, 2.0, devices=4, peak=None) is None
-    assert share_of_peak(4e15, 0.0, devices=4, peak=1e15) is None

@@ -218,7 +218,7 @@ def test_a_batch_without_a_trainable_token_is_loss_zero(causal_mean: Any, make_s
 def test_the_ratio_of_an_unchanged_policy_is_one_at_any_temperature(
     causal_mean: Any, varied: Any, train_step: Any, temperature: float
 ) -> None:
-    """G4: both sides divide by the temperature."""
+    """CASE-G4: both sides divide by the temperature."""
     samples = [dataclasses.replace(sample, gap=0.0) for sample in varied]
     outcome = train_step(causal_mean, samples, ranks=2, budget=12, temperature=temperature)
     found = sums(outcome)

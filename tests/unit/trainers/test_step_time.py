@@ -83,16 +83,6 @@ def test_measurements_that_are_none_are_ignored() -> None:
     assert model.steps == 1
 
 
-def test_the_state_goes_on_where_it_was() -> None:
-    first, second = StepTime(), StepTime()
-    for base in (1e12, 2e12, 3e12):
-        first.observe([base], [line(base)])
-    second.load_state_dict(first.state_dict())
-    assert second == first
-    with pytest.raises(ValueError, match="not the state of a step-time model"):
-        second.load_state_dict({"steps": 1, "sums": [1.0]})
-
-
 def test_bad_arguments_are_named() -> None:
     with pytest.raises(ValueError, match=r"forgetting is 0; it must be above 0"):
         StepTime(forgetting=0)

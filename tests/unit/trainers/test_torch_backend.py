@@ -83,7 +83,7 @@ def test_a_filler_runs_and_adds_nothing(causal_mean: Any, make_backend: Make) ->
 
 
 def test_log_probabilities_are_of_the_tempered_distribution() -> None:
-    """G4: logits [1, 0], T = 0.5, token 0: -0.1269, where T = 1 gives -0.3133."""
+    """CASE-G4: logits [1, 0], T = 0.5, token 0: -0.1269, where T = 1 gives -0.3133."""
     logits, token = torch.tensor([[1.0, 0.0]]), torch.tensor([0])
     assert float(token_logprobs(logits, token, 0.5)) == pytest.approx(-0.1269, abs=1e-4)
     assert float(token_logprobs(logits, token, 1.0)) == pytest.approx(-0.3133, abs=1e-4)
@@ -91,7 +91,7 @@ def test_log_probabilities_are_of_the_tempered_distribution() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_the_trainer_agrees_with_the_generator_on_every_token(make_backend: Make, temperature: float) -> None:
-    """G4, shift by one: prompts of unequal lengths, left-padded for decoding and right-padded for training."""
+    """CASE-G4, shift by one: prompts of unequal lengths, left-padded for decoding and right-padded for training."""
     model = build_model(SMALL, vocab_size=32, seed=1)
     generator = TorchGenerator(model, eos_id=1, pad_id=0, decode_samples=64, alone=False, blocking=in_place)
     prompts = [(5,), (7, 8, 9, 10, 11), (3, 4), (12, 13, 14)]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from asyncrl.engine.errors import VersionError
 from asyncrl.engine.testing.conformance.engine_contract.trial import Stream, Trial, check_result, reading
@@ -102,6 +103,18 @@ async def an_update_says_what_it_took(trial: Trial) -> None:
     assert update.pause_s >= 0
 
 
+async def an_abort_beside_an_update_reaches_all(trial: Trial) -> None:
+    """CASE-B20: whoever waits is told, no request stays behind, and the update goes on."""
+    old = (await trial.engine.stats()).version
+    async with reading(trial, *(trial.long_request() for _ in range(3))) as streams, anyio.create_task_group() as tasks:
+        tasks.start_soon(trial.update)
+        await checkpoint()
+        await trial.engine.abort()
+    assert [stream.results[0].finish for stream in streams] == ["abort"] * 3
+    stats = await trial.engine.stats()
+    assert (stats.running, stats.waiting, stats.version) == (0, 0, old + 1)
+
+
 async def an_update_that_fails_leaves_the_old_version_serving(trial: Trial) -> None:
     version = (await trial.engine.stats()).version
     good = dict(trial.state(version + 1))
@@ -151,6 +164,7 @@ CONTROL = (
     an_update_marks_what_comes_behind_it,
     an_update_leaves_a_paused_engine_paused,
     an_update_says_what_it_took,
+    an_abort_beside_an_update_reaches_all,
     an_update_that_fails_leaves_the_old_version_serving,
     a_reset_loses_no_token,
 )

@@ -1,6 +1,7 @@
 """Log-probabilities are those of one pass over the whole sequence, under the weights of their span."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,11 +53,25 @@ async def logprobs_are_the_teachers_before_and_after_an_update(trial: Trial) -> 
 
 
 async def logprobs_are_of_the_distribution_that_was_sampled(trial: Trial) -> None:
+    """CASE-G4: at any temperature, and under each filter."""
     version = (await trial.engine.stats()).version
     for sampling in ({"temperature": 0.7}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.2}):
         request = trial.request(8, **sampling)
         result = await trial.run(request)
         assert near(result.logprobs, _taught(trial, version, request, result))
+
+
+async def a_partial_that_goes_on_has_the_logprobs_of_each_versions_own(trial: Trial) -> None:
+    async with reading(trial, trial.long_request(), trial.long_request()) as streams:
+        await trial.engine.abort()
+    new = await trial.update()
+    for stream in streams:
+        request, partial = stream.request, stream.results[0]
+        result = await trial.run(replace(request, id=f"{request.id} goes on", done=partial))
+        (old, _, end), (again, _, _) = result.spans
+        assert (again, end) == (new, len(partial.token_ids))
+        assert near(result.logprobs[:end], _taught(trial, old, request, result)[:end])
+        assert near(result.logprobs[end:], _taught(trial, new, request, result)[end:])
 
 
 async def with_the_cache_recomputed_new_tokens_are_the_new_versions_own(trial: Trial) -> None:
@@ -88,6 +103,7 @@ def _taught(trial: Trial, version: int, request: Request, result: Result) -> lis
 TEACHING = (
     logprobs_are_the_teachers_before_and_after_an_update,
     logprobs_are_of_the_distribution_that_was_sampled,
+    a_partial_that_goes_on_has_the_logprobs_of_each_versions_own,
     with_the_cache_recomputed_new_tokens_are_the_new_versions_own,
     with_the_cache_kept_who_begins_afterwards_sees_nothing_of_the_old,
 )

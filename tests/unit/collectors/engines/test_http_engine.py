@@ -9,11 +9,12 @@ import anyio
 import pytest
 import torch
 from safetensors.torch import save_file
+from structlog.testing import capture_logs
 
 from asyncrl.collectors.engines.base import Request, Sampling
 from asyncrl.collectors.engines.http.engine import HTTPEngine
 from asyncrl.collectors.engines.http.settings import HTTPSettings
-from asyncrl.engine.errors import VersionError
+from asyncrl.engine.errors import GenerationError, VersionError
 from asyncrl.engine.testing.conformance.engine_contract import CONTRACT, Stream, Trial, reading
 from asyncrl.engine.testing.conformance.engine_trials import VOCABULARY, serving
 from asyncrl.engine.testing.conformance.fake_servers import FakeServer, fake_servers
@@ -36,7 +37,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def trial_of(
-    kind: str, checkpoint: Path, replicas: int = 1, **more: Any
+    kind: str, checkpoint: Path, replicas: int = 1, *, answer_s: float = 5.0, outage_s: float = 1.0, **more: Any
 ) -> AsyncIterator[tuple[Trial, list[FakeServer]]]:
     """Run an engine before fakes, from when all of them are up."""
     async with fake_servers(kind, checkpoint, replicas, **more) as servers:
@@ -48,9 +49,10 @@ async def trial_of(
             max_length=1024,
             rows=8,
             weights_folder=str(checkpoint.parent),
-            answer_s=5.0,
+            answer_s=answer_s,
+            outage_s=outage_s,
         )
-        async with serving(HTTPEngine(settings, probe_every_s=0.02)) as engine:
+        async with serving(HTTPEngine(settings)) as engine:
             trial = Trial(engine, states=[state(0), state(1)], vocabulary=VOCABULARY, long_tokens=60)
             while len(engine._router.up) < replicas:
                 await anyio.sleep(0.005)
@@ -96,6 +98,96 @@ def test_a_request_goes_on_elsewhere_when_its_replica_dies(kind: str, checkpoint
             assert [stream.results[0].finish for stream in streams] == ["length"] * 4
             assert [stream.results[0].spans for stream in streams] == [((0, 0, trial.long_tokens),)] * 4
             assert servers[1].asked == 4
+
+    held(run)
+
+
+@KINDS
+def test_what_a_server_dies_with_after_an_update_goes_on_as_of_the_older_version(kind: str, checkpoint: Path) -> None:
+    """The versions of its tokens would have come last."""
+
+    async def run() -> None:
+        async with trial_of(kind, checkpoint, replicas=2, token_s=0.005) as (trial, servers):
+            async with reading(trial, *(trial.long_request() for _ in range(2)), tokens=3) as streams:
+                await trial.update()
+                had = [len(stream.token_ids) for stream in streams]
+                for stream, tokens in zip(streams, had, strict=True):
+                    await stream.until(tokens + 3)
+                await servers[0].kill()
+            moved = next(
+                stream for stream in streams if stream.results[0].spans[0][2] >= had[streams.index(stream)] + 3
+            )
+            assert [stream.results[0].finish for stream in streams] == ["length"] * 2
+            assert [version for version, _, _ in moved.results[0].spans] == [0, 1]
+
+    held(run)
+
+
+@KINDS
+def test_what_a_server_that_hangs_was_asked_is_asked_elsewhere(kind: str, checkpoint: Path) -> None:
+    """It keeps its connections, so that nothing but a missed probe tells; and an update passes it over."""
+
+    async def run() -> None:
+        async with trial_of(kind, checkpoint, replicas=2, answer_s=0.2, token_s=0.002) as (trial, servers):
+            async with reading(trial, *(trial.long_request() for _ in range(4)), tokens=3) as streams:
+                servers[0].hung = True
+                await trial.update()
+            assert [stream.results[0].finish for stream in streams] == ["length"] * 4
+            assert servers[1].asked == 4
+            servers[0].hung = False
+            with anyio.fail_after(5):
+                while servers[0].label != "1":
+                    await anyio.sleep(0.01)
+            assert servers[0].weights["norm.weight"].tolist() == [1.0] * 4
+
+    held(run)
+
+
+def test_a_death_is_told_once_with_its_cause_and_so_is_the_return(checkpoint: Path) -> None:
+    async def run() -> None:
+        with capture_logs() as logs:
+            async with trial_of("vllm", checkpoint, replicas=2) as (trial, servers), anyio.create_task_group() as tasks:
+                await servers[0].kill()
+                await anyio.sleep(0.2)
+                await servers[0].start(tasks)
+                while len(trial.engine._router.up) < 2:  # type: ignore[attr-defined]
+                    await anyio.sleep(0.01)
+                await servers[0].kill()
+        of_it = [entry for entry in logs if entry["server"] == servers[0].url]
+        out, back = of_it[1:3]
+        assert [entry["log_level"] for entry in of_it[:3]] == ["info", "warning", "info"]
+        assert (out["event"], out["left"]) == ("a server is left out", 1)
+        assert "does not answer: ConnectError" in out["why"]
+        assert (back["event"], back["servers"]) == ("a server takes requests", 2)
+
+    held(run)
+
+
+def test_without_any_server_the_engine_ends_with_the_cause(checkpoint: Path) -> None:
+    async def run() -> None:
+        async with trial_of("vllm", checkpoint, outage_s=0.2) as (trial, (server,)):
+            await server.kill()
+            await trial.run(trial.request(4))
+
+    with pytest.raises(ExceptionGroup) as told:
+        held(run)
+    assert told.group_contains(GenerationError, match=r"no server for 0\.2 s .*: http://127.* does not answer")
+
+
+def test_a_number_that_an_earlier_run_left_proves_nothing(checkpoint: Path) -> None:
+    """A server that is away at the start and comes back with the number of today's version, and other weights."""
+
+    async def run() -> None:
+        async with trial_of("vllm", checkpoint, replicas=2) as (trial, servers), anyio.create_task_group() as tasks:
+            await servers[0].kill()
+            await trial.update()
+            await servers[0].start(tasks)
+            servers[0].label, servers[0].weights = "1", state(7)
+            with anyio.fail_after(5):
+                while len(trial.engine._router.up) < 2:  # type: ignore[attr-defined]
+                    await anyio.sleep(0.01)
+            assert servers[0].weights["norm.weight"].tolist() == [1.0] * 4
+            await servers[0].kill()
 
     held(run)
 
@@ -183,6 +275,8 @@ def test_a_request_that_a_server_refuses_ends_as_an_error(checkpoint: Path) -> N
 
 
 def test_sglang_is_not_asked_for_logprobs_that_it_does_not_have(checkpoint: Path) -> None:
+    """CASE-G4: its log-probabilities are those of the distribution before the filters."""
+
     async def run() -> None:
         async with trial_of("sglang", checkpoint) as (trial, (server,)):
             for sampling in ({"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}):

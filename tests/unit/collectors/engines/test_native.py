@@ -213,6 +213,38 @@ def test_who_reads_an_engine_that_stops_gets_what_was_made() -> None:
     assert len(stream.results[0].token_ids) >= 3
 
 
+def test_status_and_aborts_wait_for_no_pass() -> None:
+    """CASE-B18, CASE-B20: five are told, and their slots are free, while the device still works on their tokens."""
+    begun, release = anyio.Event(), anyio.Event()
+
+    async def held(call: Callable[[], Any]) -> Any:
+        begun.set()
+        await release.wait()
+        return call()
+
+    engine = NativeEngine(tiny_model("llama", 0), NativeSettings(4, 64, 2**30), blocking=held)
+    results: list[Result] = []
+
+    async def ask() -> None:
+        results.extend(await engine.generate_group([request(f"r{n}") for n in range(5)], lambda: None))
+
+    async def main() -> None:
+        async with serving(engine):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask)
+                await begun.wait()
+                stats = await engine.stats()
+                assert (stats.running, stats.waiting) == (4, 1)
+                await engine.abort()
+            stats = await engine.stats()
+            assert (stats.running, stats.waiting) == (0, 0)
+            release.set()
+            assert (await Stream(engine, request("next")).result()).finish == "length"
+
+    anyio.run(main)
+    assert [result.finish for result in results] == ["abort"] * 5
+
+
 def test_a_second_update_is_refused_while_one_is_under_way() -> None:
     engine = native_engine(tiny_model("llama", 0))
     state = tiny_model("llama", 1).state_dict()

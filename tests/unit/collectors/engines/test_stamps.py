@@ -1,6 +1,6 @@
 """Each token tells which weights made it, and which made the cache behind it: spans say the same."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +12,13 @@ from anyio.lowlevel import checkpoint
 from torch import nn
 from transformers import LlamaConfig
 
-from asyncrl.collectors.engines.base import Cache, Request, Result, Sampling
+from asyncrl.collectors.engines.base import Cache, Request, Result, Sampling, Spans
 from asyncrl.collectors.engines.native import NativeEngine
 from asyncrl.collectors.engines.settings import NativeSettings
+from asyncrl.collectors.generators.base import Completion, GroupRequest
+from asyncrl.collectors.generators.engine_generator import EngineGenerator, OnUpdate
 from asyncrl.engine.aio.blocking import Blocking, in_place, in_thread
-from asyncrl.engine.testing.conformance.engine_contract import Stream, check_result
+from asyncrl.engine.testing.conformance.engine_contract import Stream, check_result, tiles
 from asyncrl.engine.testing.conformance.engine_trials import serving
 
 UPDATES = 200
@@ -56,13 +58,15 @@ class Stamped(nn.Module):
         if past_key_values is not None:
             stamp = torch.stack([torch.full((rows, length), version), position_ids.float()], -1)[:, None]
             seen = (attention_mask == 0).expand(rows, 1, length, -1)[:, 0]
-            for layer in range(2):
-                keys, values = past_key_values.update(stamp, stamp.clone(), layer)
-                made, at = keys[:, 0, None, :, 0], keys[:, 0, None, :, 1]
-                whole = (at == torch.arange(keys.shape[2])) | ~seen
-                torn |= ~whole.all(-1) | (keys != values).any() | ((made > version) & seen).any(-1)
-                torn |= seen.sum(-1) != position_ids + 1
-                mixed |= ((made != version) & seen).any(-1)
+            cached = [past_key_values.update(stamp, stamp.clone(), layer) for layer in range(2)]
+            keys, values = (torch.cat(of_layers, 1) for of_layers in zip(*cached, strict=True))
+            # Per row and layer, what was cached at each position: whose weights made it, and where it was then.
+            made, at = keys[:, :, None, :, 0], keys[:, :, None, :, 1]
+            seen = seen[:, None]
+            odd = (at != torch.arange(keys.shape[2])) | (made > version)
+            torn |= (odd & seen).any(-1).any(1) | (keys != values).any()
+            torn |= seen[:, 0].sum(-1) != position_ids + 1
+            mixed = ((made != version) & seen).any(-1).any(1)
         token = torch.where(torn, TORN, 1 + int(version) + MIXED * mixed.long())
         return SimpleNamespace(logits=torch.full((rows, length, 2 * MIXED), -1e4).scatter(2, token[..., None], 0.0))
 
@@ -107,25 +111,83 @@ async def churn(engine: NativeEngine, model: Stamped, random: Random, cache: Cac
     return done
 
 
-@pytest.mark.parametrize(("cache", "blocking"), [("keep", in_thread), ("recompute", in_place)])
-def test_every_span_names_the_weights_that_made_its_tokens(cache: Cache, blocking: Blocking[Any]) -> None:
-    model = Stamped()
+def native(model: Stamped, blocking: Blocking[Any], ahead: int) -> NativeEngine:
+    """Return an engine of four rows; with `ahead` 1 a burst is always ahead, as on a GPU."""
     engine = NativeEngine(model, NativeSettings(4, 64, 2**20, burst=2), blocking=blocking)
-    results = anyio.run(churn, engine, model, Random(1), cache)
+    engine._batcher._ahead = ahead
+    return engine
+
+
+def check_tokens(tokens: Sequence[int], spans: Spans) -> None:
+    for version, first, end in spans:
+        assert {token % MIXED for token in tokens[first:end]} == {1 + version}
+
+
+@pytest.mark.parametrize(("cache", "blocking", "ahead"), [("keep", in_thread, 0), ("recompute", in_place, 1)])
+def test_every_span_names_the_weights_that_made_its_tokens(cache: Cache, blocking: Blocking[Any], ahead: int) -> None:
+    """CASE-H5: 200 updates, aborts, pauses and continuations; no token of half-written weights, nor of a torn cache."""
+    model = Stamped()
+    results = anyio.run(churn, native(model, blocking, ahead), model, Random(1), cache)
     spans = 0
     for request, result in results:
         check_result(request, result)
-        for version, first, end in result.spans:
-            made = result.token_ids[first:end]
-            assert {token % MIXED for token in made} == {1 + version}
-            if cache == "recompute" or (first == 0 and request.done is None):
+        check_tokens(result.token_ids, result.spans)
+        had = len(request.done.token_ids) if request.done else 0
+        for _, first, end in result.spans:
+            made = result.token_ids[max(first, had) : end]
+            if made and (cache == "recompute" or first <= had):
+                # The first tokens of a request, or of its continuation, have a cache of their own weights.
                 assert max(made) < MIXED
-            elif request.done is None:
+            elif made:
                 assert min(made) > MIXED
             spans += 1
     finishes = {result.finish for _, result in results}
     assert finishes == {"length", "abort"}
+    assert any(request.done for request, _ in results)
     assert spans > len(results) > 80
+
+
+async def regroup(generator: EngineGenerator, model: Stamped, random: Random) -> list[Completion]:
+    """Update 200 times, while groups come and some are given up; return the completions of the others."""
+    made: list[Completion] = []
+    out: list[anyio.CancelScope] = []
+
+    async def ask(request: GroupRequest) -> None:
+        with anyio.CancelScope() as scope:
+            out.append(scope)
+            made.extend(await generator.generate(request))
+        out.remove(scope)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(generator.run)
+        async with anyio.create_task_group() as groups:
+            for version in range(1, UPDATES + 1):
+                if random.random() < 0.5:
+                    prompt, seeds = tuple(range(2, 3 + random.randrange(8))), tuple(range(1 + random.randrange(2)))
+                    groups.start_soon(ask, GroupRequest(prompt, seeds, random.randrange(1, 10), 1.0))
+                for _ in range(random.randrange(8)):
+                    await checkpoint()
+                if out and random.random() < 0.2:
+                    random.choice(out).cancel()
+                await generator.update_weights(version, weights(model, version))
+        tasks.cancel_scope.cancel()
+    return made
+
+
+@pytest.mark.parametrize(("on_update", "ahead"), [("continue", 1), ("restart", 0)])
+def test_a_response_that_updates_abort_has_no_token_of_another_cache(on_update: OnUpdate, ahead: int) -> None:
+    """CASE-A8: it goes on from its last token, or begins anew from its prompt and keeps nothing of the old version."""
+    model = Stamped()
+    engine = native(model, in_place, ahead)
+    generator = EngineGenerator(engine, Sampling(12), groups=engine, on_update=on_update)
+    completions = anyio.run(regroup, generator, model, Random(2))
+    for completion in completions:
+        assert tiles(completion.spans, len(completion.token_ids))
+        check_tokens(completion.token_ids, completion.spans)
+        assert max(completion.token_ids) < MIXED
+    most = max(len(completion.spans) for completion in completions)
+    assert most == 1 if on_update == "restart" else most > 2
+    assert len(completions) > 80
 
 
 def test_a_stamp_tells_half_written_weights() -> None:

@@ -68,7 +68,7 @@ def raises(poll: Callable[[], Awaitable[Any]]) -> Callable[[], Coroutine[Any, An
 
 
 def test_the_actors_error_comes_after_its_messages_and_then_at_every_poll() -> None:
-    """B1: the failure channel."""
+    """CASE-B1: the failure channel."""
 
     async def main() -> None:
         box = Outbox()

@@ -51,7 +51,7 @@ def fails_at(step: int) -> Callable[[int], None]:
 @pytest.mark.parametrize("staleness", [0, 2])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_rank_that_raises_in_train_ends_the_run_with_that_error(staleness: int, ranks: int) -> None:
-    """B19, E6."""
+    """CASE-B19, CASE-E6."""
     config = simulated_config(rollout__max_staleness=staleness, run__steps=9, trainer__ranks=ranks)
     outcome = simulate(config, rank_fail=fails_at(3))
     assert outcome.ending.code == 1

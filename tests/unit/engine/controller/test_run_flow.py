@@ -54,7 +54,7 @@ def always(error: Exception) -> Callable[[int], None]:
 
 
 def test_a_generator_that_always_raises_ends_the_run_in_seconds_with_its_own_error() -> None:
-    """B1: exit 1 with the collector's traceback, and no keys."""
+    """CASE-B1: exit 1 with the collector's traceback, and no keys."""
     config = simulated_config(run__steps=2)
     outcome = simulate(config, generators=[FakeGenerator(fail=always(OSError("CUDA is gone")))])
     assert outcome.ending.code == 1
@@ -94,7 +94,7 @@ def test_failures_in_a_row_are_counted_by_collector() -> None:
 def test_a_run_goes_through_its_epochs_and_then_says_that_the_data_is_exhausted(
     epochs: int, steps: int, reason: str
 ) -> None:
-    """B2: 4 prompts, 2 a step, 5 steps asked for."""
+    """CASE-B2: 4 prompts, 2 a step, 5 steps asked for."""
     outcome = simulate(simulated_config(task__epochs=epochs, run__steps=5), task=FakeTask(prompts=4))
     assert (outcome.ending.code, outcome.ending.reason) == (0, reason)
     assert outcome.progress.steps == steps
@@ -103,7 +103,7 @@ def test_a_run_goes_through_its_epochs_and_then_says_that_the_data_is_exhausted(
 
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_without_a_number_of_epochs_data_never_ends(staleness: int) -> None:
-    """B2."""
+    """CASE-B2."""
     config = simulated_config(task__epochs=None, run__steps=40, rollout__max_staleness=staleness)
     assert simulate(config, task=FakeTask(prompts=1)).progress.steps == 40
 
@@ -112,7 +112,7 @@ def test_without_a_number_of_epochs_data_never_ends(staleness: int) -> None:
 @pytest.mark.parametrize("refill", [False, True])
 @pytest.mark.parametrize("prompts", [1, 3, 5])
 def test_the_partial_tail_is_trained_and_does_not_hang(staleness: int, refill: bool, prompts: int) -> None:
-    """B2: 3 prompts, 2 a step."""
+    """CASE-B2: 3 prompts, 2 a step."""
     config = simulated_config(task__epochs=1, rollout__max_staleness=staleness, filters=REFILL if refill else [])
     outcome = simulate(config, task=FakeTask(prompts=prompts))
     assert (outcome.ending.code, outcome.ending.reason) == (0, "data exhausted")
@@ -128,7 +128,7 @@ def test_every_prompt_of_every_epoch_is_dispatched_once_an_epoch() -> None:
 
 @pytest.mark.parametrize("refill", [False, True])
 def test_dropped_groups_give_their_capacity_back_and_later_ones_are_trained(refill: bool) -> None:
-    """B7: ceiling 2; the first two groups are flat, the next two are good."""
+    """CASE-B7: ceiling 2; the first two groups are flat, the next two are good."""
     task = FakeTask.in_order(lambda group, index: 1.0 if group < 2 else float(index % 2))
     filters = REFILL if refill else [{"name": "zero_std"}]
     config = simulated_config(rollout__max_staleness=0, run__steps=1, filters=filters)
@@ -141,7 +141,7 @@ def test_dropped_groups_give_their_capacity_back_and_later_ones_are_trained(refi
 
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_a_run_of_many_drops_never_starves(staleness: int) -> None:
-    """B7: nine groups of ten are dropped, for hundreds of groups."""
+    """CASE-B7: nine groups of ten are dropped, for hundreds of groups."""
     task = FakeTask.in_order(lambda group, index: float(index % 2) if group % 10 == 9 else 0.0, prompts=1000)
     config = simulated_config(rollout__max_staleness=staleness, run__steps=12, filters=REFILL)
     outcome = simulate(config, task=task)
@@ -150,7 +150,7 @@ def test_a_run_of_many_drops_never_starves(staleness: int) -> None:
 
 
 def test_tasks_that_never_return_free_their_slots_by_the_time_limit() -> None:
-    """B8: 3 of 128 hang."""
+    """CASE-B8: 3 of 128 hang."""
     config = simulated_config(
         rollout__groups_per_step=128, rollout__max_staleness=0, run__steps=1, collector__group_timeout_s=30.0
     )
@@ -165,7 +165,7 @@ def test_tasks_that_never_return_free_their_slots_by_the_time_limit() -> None:
 
 
 def test_a_failed_group_frees_its_slot_at_once_in_both_modes() -> None:
-    """B8, section 2.7: it failed before it was judged."""
+    """CASE-B8, section 2.7: it failed before it was judged."""
     for filters in ([], REFILL):
         config = simulated_config(rollout__max_staleness=0, run__steps=1, filters=filters)
         outcome = simulate(config, generators=[FakeGenerator(fail=raising(0))])
@@ -177,7 +177,7 @@ def test_a_failed_group_frees_its_slot_at_once_in_both_modes() -> None:
 
 
 def test_with_the_skip_policy_a_group_that_raises_is_one_failure_and_its_siblings_train() -> None:
-    """B9: one of four raises RuntimeError("x")."""
+    """CASE-B9: one of four raises RuntimeError("x")."""
     config = simulated_config(rollout__groups_per_step=4, rollout__max_staleness=0, task__epochs=1)
     outcome = simulate(config, generators=[FakeGenerator(fail=raising(1))], task=FakeTask(prompts=4))
     assert outcome.ending.code == 0
@@ -188,7 +188,7 @@ def test_with_the_skip_policy_a_group_that_raises_is_one_failure_and_its_sibling
 
 
 def test_with_the_abort_policy_the_first_group_that_raises_ends_the_run_with_its_error() -> None:
-    """B9."""
+    """CASE-B9."""
     config = simulated_config(rollout__groups_per_step=4, collector__on_error="abort")
     outcome = simulate(config, generators=[FakeGenerator(fail=raising(1))])
     assert outcome.ending.code == 1
@@ -207,7 +207,7 @@ def broken_for(group: int, *indexes: int) -> FakeTask:
 
 
 def test_a_reward_that_raises_fails_its_sample_and_the_group_counts_up() -> None:
-    """B10, E6: sample 2 fails, its siblings are trained, keys are gone."""
+    """CASE-B10, CASE-E6: sample 2 fails, its siblings are trained, keys are gone."""
     outcome = simulate(simulated_config(run__steps=2, rollout__max_staleness=0), task=broken_for(0, 2))
     assert outcome.audit.fates[0] == ["trained", "trained", "failed:score_error", "trained"]
     assert outcome.audit.tags[0]["reward"][2] is None
@@ -235,7 +235,7 @@ def test_when_every_sample_of_every_group_fails_the_run_ends_with_the_error_of_t
 
 
 def test_the_slow_poll_picks_up_a_put_whose_notice_is_lost_and_is_counted() -> None:
-    """B11."""
+    """CASE-B11."""
     config = simulated_config(rollout__max_staleness=0, run__steps=3, data_plane__poll_s=5.0)
 
     def deaf(controller: Any) -> Any:
@@ -265,7 +265,7 @@ def test_without_lost_notices_the_slow_poll_has_no_hits() -> None:
 
 
 def test_a_put_that_is_lost_does_not_make_the_run_wait_for_ever() -> None:
-    """B11: the collector says put, the row is not there; the deadline tells."""
+    """CASE-B11: the collector says put, the row is not there; the deadline tells."""
 
     class Loses(PassingPlane):
         puts = 0
@@ -285,7 +285,7 @@ def test_a_put_that_is_lost_does_not_make_the_run_wait_for_ever() -> None:
 
 
 def test_an_idle_trainer_gives_up_after_its_deadline_with_the_numbers() -> None:
-    """B13: the collector lives and gives nothing."""
+    """CASE-B13: the collector lives and gives nothing."""
     config = simulated_config(
         supervision__starve_timeout_s=40.0, collector__group_timeout_s=1e6, rollout__max_staleness=2
     )
@@ -299,7 +299,7 @@ def test_an_idle_trainer_gives_up_after_its_deadline_with_the_numbers() -> None:
 
 
 def test_a_dead_collector_ends_a_waiting_trainer_with_the_collectors_error() -> None:
-    """B13, B1: not the time-out of the claim."""
+    """CASE-B13, CASE-B1: not the time-out of the claim."""
 
     class Dying(FakeGenerator):
         async def run(self) -> None:
@@ -315,7 +315,7 @@ def test_a_dead_collector_ends_a_waiting_trainer_with_the_collectors_error() -> 
 
 
 def test_groups_in_flight_at_the_end_leave_nothing_behind() -> None:
-    """B22: two steps; two groups of the second wave never finish."""
+    """CASE-B22: two steps; two groups of the second wave never finish."""
     config = simulated_config(run__steps=2, rollout__max_staleness=2, collector__group_timeout_s=1e6)
     generator = FakeGenerator(seconds=lambda call: HANG_S if call >= 4 else 1.0)
     outcome = simulate(config, generators=[generator])
@@ -328,6 +328,7 @@ def test_groups_in_flight_at_the_end_leave_nothing_behind() -> None:
 
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_run_ahead_never_exceeds_its_limit_and_uses_all_of_it(staleness: int) -> None:
+    """CASE-B16: the one limit, whatever waits where."""
     config = simulated_config(rollout__max_staleness=staleness, rollout__groups_per_step=3, run__steps=20)
     generator = FakeGenerator(seconds=lambda call: (0.1, 2.0, 9.0)[call % 3])
     outcome = simulate(config, generators=[generator])

@@ -138,7 +138,7 @@ def test_one_schedule_gives_one_sequence_of_events(schedule: Schedule) -> None:
 
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_the_same_seed_gives_identical_events_and_another_seed_does_not(staleness: int) -> None:
-    """H8."""
+    """CASE-H8."""
 
     def run(seed: int) -> list[AnyEvent]:
         config = simulated_config(run__seed=seed, run__steps=8, rollout__max_staleness=staleness, trainer__ranks=2)

@@ -40,7 +40,7 @@ def served_over_time(outcome: Outcome) -> list[tuple[float, int]]:
 @pytest.mark.parametrize("hang", [False, True])
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_a_failed_publish_is_retried_and_changes_nothing_until_it_succeeds(hang: bool, staleness: int) -> None:
-    """A6, invariant 8: version 1 fails twice, then loads."""
+    """CASE-A6, invariant 8: version 1 fails twice, then loads."""
     generator = refusing(2, 3, hang=hang)
     config = simulated_config(rollout__max_staleness=staleness, run__steps=4, trainer__publish_timeout_s=10.0)
     outcome = simulate(config, generators=[generator])
@@ -59,7 +59,7 @@ def test_a_failed_publish_is_retried_and_changes_nothing_until_it_succeeds(hang:
 
 @pytest.mark.parametrize("tries", [1, 3])
 def test_a_publish_that_fails_every_time_ends_the_run_with_its_error(tries: int) -> None:
-    """A6."""
+    """CASE-A6."""
     generator = refusing(*range(2, 99))
     config = simulated_config(trainer__publish_tries=tries, run__steps=9)
     outcome = simulate(config, generators=[generator])

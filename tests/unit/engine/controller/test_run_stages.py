@@ -153,6 +153,18 @@ def test_a_sample_over_the_budget_is_masked_before_any_rank_starts_and_its_sibli
     assert outcome.keys_left == []
 
 
+def test_the_log_names_the_micro_batches_that_are_fillers() -> None:
+    """Two groups of 4 samples, one per micro-batch, on 3 ranks: 8 micro-batches and a filler."""
+    config = simulated_config(run__steps=1, trainer__ranks=3, trainer__micro_batch_tokens=20)
+    outcome = simulate(config, generators=[FakeGenerator(length=lambda call: 16)], rank=WritingRank)
+    (plan,) = outcome.of(Planned)
+    given = [work.micro_batches for rank in outcome.ranks for work in rank.works]  # type: ignore[attr-defined]
+    assert plan.fillers == 1
+    assert list(plan.filler_places) == [
+        (rank, place) for rank, batches in enumerate(given) for place, batch in enumerate(batches) if batch.filler
+    ]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -194,8 +194,8 @@ def test_pacing_holds_grants_back_while_a_batch_waits() -> None:
 
 
 @pytest.mark.parametrize("tries", [0, 2])
-def test_a14_a_slow_prompt_is_issued_again_so_often_and_counted(tries: int) -> None:
-    """A14: nine fast prompts and one that always takes longer than the bound: bounded tries, a count, a warning."""
+def test_a_slow_prompt_is_issued_again_so_often_and_counted(tries: int) -> None:
+    """CASE-A14: nine fast prompts and one that always takes longer than the bound: bounded tries, a count."""
     config = simulated_config(
         rollout__requeue_tries=tries, rollout__max_staleness=1, task__epochs=1, run__steps=None, run__batches=None
     )

@@ -24,7 +24,7 @@ def reasons(outcome: Outcome) -> dict[str, int]:
 
 @pytest.mark.parametrize("staleness", [0, 1, 2, 3])
 def test_no_trained_sample_is_older_than_the_bound_nor_from_the_future(staleness: int) -> None:
-    """A1, A12: the bound is inclusive, and judged when the batch is trained, not when it was put."""
+    """CASE-A1, CASE-A12: the bound is inclusive, and judged when the batch is trained, not when it was put."""
     generator = FakeGenerator(seconds=lambda call: (1.0, 7.0, 0.5, 3.0, 12.0)[call % 5])
     outcome = simulate(
         simulated_config(rollout__max_staleness=staleness, run__steps=30, rollout__groups_per_step=3),
@@ -40,7 +40,7 @@ def test_no_trained_sample_is_older_than_the_bound_nor_from_the_future(staleness
 
 
 def test_a_group_waits_too_long_and_is_dropped_once_as_stale_with_its_key_cleared() -> None:
-    """A12: dispatched at version 0, finished when the trainer is over the bound."""
+    """CASE-A12: dispatched at version 0, finished when the trainer is over the bound."""
     config = simulated_config(rollout__max_staleness=2, run__steps=12)
     outcome = simulate(config, generators=[FakeGenerator(seconds=slow_first(8.0))])
     [stale] = [event for event in outcome.of(Judged) if event.dropped == "stale"]
@@ -65,7 +65,7 @@ class LoadsWhileGenerating(FakeGenerator):
 def test_the_stamp_is_the_version_at_dispatch_though_newer_weights_were_loaded_meanwhile(
     staleness: int, seconds: float, fate: str
 ) -> None:
-    """A2, A7: group 0 is in the generator while versions pass by; it is judged by version 0, not by its newest."""
+    """CASE-A2, CASE-A7: versions pass by while group 0 is in the generator; it is judged by 0, not by its newest."""
     config = simulated_config(rollout__max_staleness=staleness, rollout__max_publish_lag=1, run__steps=8)
     outcome = simulate(config, generators=[LoadsWhileGenerating(seconds=slow_first(seconds))])
     [put] = [event for event in outcome.of(Put) if event.group == 0]
@@ -77,7 +77,7 @@ def test_the_stamp_is_the_version_at_dispatch_though_newer_weights_were_loaded_m
 
 
 def test_the_version_counts_training_batches_and_not_prompts() -> None:
-    """A3: a step's groups carry the served version however many prompts were fed."""
+    """CASE-A3: a step's groups carry the served version however many prompts were fed."""
     config = simulated_config(
         rollout__groups_per_step=70, rollout__group_size=2, rollout__max_staleness=2, run__steps=2, task__epochs=None
     )
@@ -88,7 +88,7 @@ def test_the_version_counts_training_batches_and_not_prompts() -> None:
 
 
 def test_a_group_newer_than_the_trainer_ends_the_run_with_an_error_and_no_keys() -> None:
-    """A1, A5: it is never taken for fresh."""
+    """CASE-A1, CASE-A5: it is never taken for fresh."""
 
     async def forge(controller: Controller) -> None:
         await anyio.sleep(0.5)
@@ -103,7 +103,7 @@ def test_a_group_newer_than_the_trainer_ends_the_run_with_an_error_and_no_keys()
 
 
 def test_slow_publishing_at_staleness_zero_delays_the_step_and_evicts_nothing() -> None:
-    """A9: every publish takes 50 s, steps take 1 s."""
+    """CASE-A9: every publish takes 50 s, steps take 1 s."""
     generator = FakeGenerator(refuse=lambda version: 50.0)
     outcome = simulate(simulated_config(rollout__max_staleness=0, run__steps=4), generators=[generator])
     assert outcome.ending.code == 0
@@ -114,7 +114,7 @@ def test_slow_publishing_at_staleness_zero_delays_the_step_and_evicts_nothing() 
 
 
 def test_at_staleness_zero_work_is_scheduled_and_a_batch_is_in_flight_at_once() -> None:
-    """A11."""
+    """CASE-A11."""
     config = simulated_config(rollout__max_staleness=0, rollout__groups_per_step=4, run__steps=1)
     outcome = simulate(config)
     assert max(outcome.audit.run_ahead) == 4
@@ -122,7 +122,7 @@ def test_at_staleness_zero_work_is_scheduled_and_a_batch_is_in_flight_at_once() 
 
 
 def test_a_group_that_times_out_fails_whole_and_its_prompt_is_not_continued() -> None:
-    """A8: partial rollouts do not exist; no later group has tokens from before."""
+    """CASE-A8, CASE-B4: no later group has tokens of the one that hung."""
     config = simulated_config(collector__group_timeout_s=5.0, rollout__max_staleness=1, run__steps=8)
     generator = FakeGenerator(seconds=slow_first(1e6))
     outcome = simulate(config, generators=[generator])
@@ -137,7 +137,7 @@ def test_a_group_that_times_out_fails_whole_and_its_prompt_is_not_continued() ->
 
 
 def test_no_group_is_granted_with_a_version_that_is_not_served() -> None:
-    """H5: two generators load at different speeds; each stamps what it serves itself."""
+    """CASE-H5: two generators load at different speeds; each stamps what it serves itself."""
     slow = FakeGenerator(refuse=lambda version: 9.0)
     config = simulated_config(collector__count=2, rollout__max_staleness=3, rollout__max_publish_lag=2, run__steps=12)
     outcome = simulate(config, generators=[FakeGenerator(), slow])
@@ -149,7 +149,7 @@ def test_no_group_is_granted_with_a_version_that_is_not_served() -> None:
 
 
 def test_an_age_needs_a_version_tag() -> None:
-    """A3: a group without one is an error, not age 0."""
+    """CASE-A3: a group without one is an error, not age 0."""
     group = fake_group(0, [0.0, 1.0])
     bare = type(group)(group.keys, {name: value for name, value in group.tags.items() if name != "version"})
     with pytest.raises(TagError, match="v0_p0_g0: tag 'version' is missing"):

@@ -4,10 +4,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
+import pytest
 
 from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.data_plane.base import Partition
 from asyncrl.engine.data_plane.local import LocalPlane
+from asyncrl.engine.errors import AsyncRLError
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import AnyEvent, Settled
@@ -122,10 +124,10 @@ def test_the_end_of_a_run_settles_what_is_in_flight_and_claimed_and_frees_all_of
 
 def test_fates_of_a_group_name_what_was_trained_masked_and_failed() -> None:
     group = fake_group(0, [0.0, 1.0, 0.5, 0.0], failed=[3])
-    assert trained_fates(group, [0], {1: "over_budget", 0: "not read"}) == (
+    assert trained_fates(group, [0, 2], {1: "over_budget", 0: "not read"}) == (
         "trained",
         "masked:over_budget",
-        "dropped:run_ended",
+        "trained",
         "failed:score_error",
     )
     assert drop_fates(group, "stale") == ("dropped:stale",) * 3 + ("failed:score_error",)
@@ -139,3 +141,9 @@ def test_a_notice_that_comes_after_the_claim_changes_nothing() -> None:
         assert [meta.group for meta in groups.claimed(range(3))] == [0, 1]
 
     run(body)
+
+
+def test_a_sample_that_is_neither_trained_masked_nor_failed_is_an_error() -> None:
+    """Otherwise a fault of filters or selection would pass for the end of the run."""
+    with pytest.raises(AsyncRLError, match=r"v0_p3_g1 in a batch that was trained: neither trained, masked nor failed"):
+        trained_fates(fake_group(3, [1.0, 0.0]), [0], {})

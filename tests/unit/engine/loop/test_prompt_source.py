@@ -19,7 +19,7 @@ def ids(seed: int, epochs: int | None, count: int | None = None) -> list[int | s
 
 
 def test_each_epoch_is_all_prompts_in_an_order_of_its_own() -> None:
-    """B2."""
+    """CASE-B2."""
     order = ids(0, 3)
     epochs = [order[i : i + 12] for i in range(0, 36, 12)]
     assert len(order) == 36

@@ -15,7 +15,7 @@ def config(staleness: int, groups: int) -> RunConfig:
 
 @pytest.mark.parametrize(("staleness", "limit"), [(0, 4), (1, 8), (2, 12)])
 def test_the_limit_is_one_batch_more_than_the_staleness_allows(staleness: int, limit: int) -> None:
-    """A11: with max_staleness 0 something is scheduled."""
+    """CASE-A11: with max_staleness 0 something is scheduled."""
     assert config(staleness, 4).run_ahead_groups == limit
 
 
@@ -34,7 +34,7 @@ def test_more_than_the_limit_is_refused() -> None:
 
 
 def test_capacity_comes_back_once_a_group() -> None:
-    """B8: no double release."""
+    """CASE-B8: no double release."""
     budget = RunAhead(3)
     for group in range(3):
         budget.take(group)

@@ -35,7 +35,7 @@ def test_a_batch_assembled_during_a_step_is_trained_at_the_next_version() -> Non
 
 
 def test_a_version_that_goes_backwards_is_refused_and_changes_nothing() -> None:
-    """A5: 57, then 1."""
+    """CASE-A5: 57, then 1."""
     versions = advanced(Versions(["a"]), 57)
     versions.acknowledge("a", 57)
     with pytest.raises(VersionError, match="serves version 57 and acknowledged 1"):

@@ -24,7 +24,7 @@ def group(**tags: Any) -> GroupMeta:
     "value", [MISSING, None, 3.0, math.nan, True, np.float64(3), np.True_, "3", [3, 3], torch.ones(2)]
 )
 def test_a_version_that_is_no_integer_is_refused(value: Any) -> None:
-    """A3: a group without a version is never taken for age 0."""
+    """CASE-A3: a group without a version is never taken for age 0."""
     with pytest.raises(TagError, match=r"v3_p5_g0.*'version'"):
         group(version=value).age(3)
 
@@ -43,7 +43,7 @@ def test_each_integer_tag_is_checked(tag: str) -> None:
 
 
 def test_age_counts_versions_and_is_never_negative() -> None:
-    """A1, A5: V minus the version at 0, 1 and 2; a stamp from the future is an error."""
+    """CASE-A1, CASE-A5: V minus the version at 0, 1 and 2; a stamp from the future is an error."""
     assert [group(version=version).age(5) for version in (5, 4, 3)] == [0, 1, 2]
     with pytest.raises(TagError, match=r"version 6.*5"):
         group(version=6).age(5)

@@ -16,6 +16,15 @@ def test_a_log_that_does_not_say_where_updates_end_agrees_with_any() -> None:
     assert differences(planned(2, 1), planned(1, 2)) != []
 
 
+def test_a_log_that_does_not_say_which_micro_batches_are_fillers_agrees_with_any() -> None:
+    def filled(*places: tuple[int, int]) -> Planned:
+        return msgspec.structs.replace(planned(), fillers=1, filler_places=places)
+
+    assert differences(filled(), filled((0, 1))) == []
+    assert differences(filled((0, 1)), filled((0, 1))) == []
+    assert differences(filled((0, 0)), filled((0, 1))) != []
+
+
 def test_what_every_log_says_must_not_lack() -> None:
     assert differences(msgspec.structs.replace(planned(1, 1), ranks=[]), planned(1, 1)) != []
 

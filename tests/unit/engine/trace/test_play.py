@@ -102,7 +102,7 @@ def test_what_is_no_script_is_refused_where_it_is_written(
 
 
 def test_old_versions_are_stale_at_the_next_step() -> None:
-    """A5: the trainer is at 13 and the collector goes on writing version 12."""
+    """CASE-A5: the trainer is at 13 and the collector goes on writing version 12."""
     played = play([version(13), *[put([0, 1], version=12) for _ in range(5)], put([0, 1], version=13)], max_staleness=0)
     assert played.verdicts == {**dict.fromkeys(range(5), "stale"), 5: None}
 

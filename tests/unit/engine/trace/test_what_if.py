@@ -12,6 +12,7 @@ from asyncrl.engine.testing.trace import play, put, version
 from asyncrl.engine.trace.recording import Recording
 from asyncrl.engine.trace.report import side_by_side
 from asyncrl.engine.trace.what_if import Answer, what_if
+from asyncrl.filters import BaseRolloutFilter, Chain, FilterContext, GroupView, Verdict, drop, keep
 
 Record = Callable[..., Recording]
 
@@ -128,3 +129,22 @@ def test_what_cannot_be_asked_is_refused(record: Record) -> None:
         asked(recording, rollout__max_stalenes=1)
     with pytest.raises(TraceError, match="measured none"):
         asked(recording, filters=[{"name": "importance_outliers"}])
+
+
+class Ancient(BaseRolloutFilter):
+    """Drops groups that are a version old, for a reason that it declares to be about age."""
+
+    drop_reasons = age_reasons = ("ancient",)
+
+    def judge(self, group: GroupView, context: FilterContext) -> Verdict:
+        return drop("ancient") if group.meta.age(context.trainer_version) else keep()
+
+
+def test_what_a_filter_of_ones_own_drops_for_age_is_lost_to_age_before_and_after(record: Record) -> None:
+    recording = record(chain=[Ancient()])
+    answer = what_if(recording, recording.config(), chain=Chain([Ancient()]))
+    assert answer.before.dropped["Ancient/ancient"] > 0
+    for report in (answer.before, answer.after):
+        bias = report.progress.length_bias
+        aged = bias.wasted_tokens["dropped:Ancient/ancient"] + bias.wasted_tokens["dropped:stale"]
+        assert bias.lost_tokens == aged

@@ -1,0 +1,150 @@
+"""What a run learns, on disk: when it is saved, under which name, and what a save that fails costs.
+
+Invariant: one save at a time, and none of them ends training. A step waits only while the weights are copied to the
+host's memory, and for the end of the last save where that is not over yet.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from asyncrl.configs import RunConfig
+from asyncrl.engine.deployment import ModelHolder
+from asyncrl.engine.errors import AsyncRLError, Overdue
+from asyncrl.engine.events.progress import Means, Progress
+from asyncrl.engine.model.folder import BEST, LAST, Note
+from asyncrl.engine.records.ending import Ending, failure
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class SaverSettings:
+    """Where and how often a run saves: after `every` steps (None: at the end alone), and the best of those if `best`.
+
+    `config` is the SHA-256 of the run's configuration.
+    """
+
+    directory: Path
+    every: int | None
+    best: bool
+    reward_window: int
+    timeout_s: float
+    config: str
+
+    @classmethod
+    def of(cls, config: RunConfig, directory: Path, digest: str) -> "SaverSettings":
+        """Take what a run's configuration says; `digest` is its own, as it is logged."""
+        run = config.run
+        return cls(
+            directory=directory,
+            every=run.save_every,
+            best=run.save_best and run.save_every is not None,
+            reward_window=run.reward_window,
+            timeout_s=run.save_timeout_s,
+            config=digest,
+        )
+
+
+class ModelSaver:
+    """Has `holder`, a rank with a whole replica, save its weights. `progress` has the rewards so far."""
+
+    def __init__(self, settings: SaverSettings, holder: ModelHolder, progress: Progress) -> None:
+        self._settings = settings
+        self._holder = holder
+        self._progress = progress
+        self._under_way: anyio.Event | None = None
+        self._saved: dict[str, Note] = {}
+        self._errors: list[Exception] = []
+        self._finishing = False
+
+    @property
+    def finishing(self) -> bool:
+        """Whether the last version is being saved, which is all that the run still does."""
+        return self._finishing
+
+    async def after_step(self, version: int, tasks: TaskGroup) -> None:
+        """Save the version that a step has made, if it is due; the writing goes on in `tasks`."""
+        every = self._settings.every
+        if every is None or version % every:
+            return
+        if self._under_way is not None:
+            await self._under_way.wait()  # It ends by its own deadline.
+        note = await self._attempt(self._hold, self._settings.timeout_s)
+        if note is not None:
+            self._under_way = anyio.Event()
+            tasks.start_soon(self._write, note, self._under_way)
+
+    async def finish(self, ending: Ending, *, version: int, stop_s: float) -> Ending:
+        """Save the last version, unless it is saved or is version 0; return the ending, a failure if that failed.
+
+        After a failure the rank may never answer: it gets `stop_s` to copy its weights.
+        """
+        limit_s, last = self._settings.timeout_s, self._saved.get(LAST)
+        if not version or (last is not None and last.version == version):
+            return ending
+        self._finishing = True
+        with anyio.CancelScope(shield=True):
+            note = await self._attempt(self._hold, min(limit_s, stop_s) if ending.code == 1 else limit_s)
+            if note is not None:
+                note = await self._attempt(partial(self._save, note), limit_s)
+        return ending if note is not None or ending.code == 1 else failure(self._errors[-1])
+
+    def summary(self) -> dict[str, Any]:
+        """Return what was saved, by folder, and how many saves failed."""
+        folders = {
+            name: {"version": note.version, "mean_reward": note.mean_reward} for name, note in self._saved.items()
+        }
+        return {"folders": folders, "failed_saves": len(self._errors)}
+
+    async def _hold(self) -> Note:
+        """Have the rank copy its weights; return what is to be said of them."""
+        version, settings = await self._holder.hold_weights(), self._settings
+        return Note(
+            version=version,
+            step=version,
+            mean_reward=Means.mean(self._progress.rewards.recent(settings.reward_window)),
+            reward_window=settings.reward_window,
+            config=settings.config,
+        )
+
+    async def _write(self, note: Note, over: anyio.Event) -> None:
+        try:
+            await self._attempt(partial(self._save, note), self._settings.timeout_s)
+        finally:
+            over.set()
+
+    async def _save(self, note: Note) -> Note:
+        names = [LAST, BEST] if self._is_best(note) else [LAST]
+        await self._holder.save_held([str(self._settings.directory / name) for name in names], note)
+        self._saved.update(dict.fromkeys(names, note))
+        log.info("the model is saved", version=note.version, mean_reward=note.mean_reward, folders=names)
+        return note
+
+    def _is_best(self, note: Note) -> bool:
+        best = self._saved.get(BEST)
+        # The first batches say little of the weights: a best one is looked for once the window is full.
+        if not self._settings.best or note.mean_reward is None or self._progress.batches < self._settings.reward_window:
+            return False
+        return best is None or best.mean_reward is None or note.mean_reward > best.mean_reward
+
+    async def _attempt(self, call: Callable[[], Awaitable[Note]], limit_s: float) -> Note | None:
+        """Await a part of a save; None, with a warning, if it fails: training goes on, and so does a run's end."""
+        with anyio.move_on_after(limit_s) as limit:
+            try:
+                return await call()
+            except (AsyncRLError, OSError, RuntimeError) as error:
+                self._fail(error)
+        if limit.cancelled_caught:
+            self._fail(Overdue(f"the model was not saved within {limit_s:g} s (run.save_timeout_s)"))
+        return None
+
+    def _fail(self, error: Exception) -> None:
+        self._errors.append(error)
+        log.warning("the model could not be saved", error=str(error), failed_saves=len(self._errors))
