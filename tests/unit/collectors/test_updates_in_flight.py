@@ -25,7 +25,7 @@ from asyncrl.engine.records.spans import sample_spans
 from asyncrl.engine.simulate.virtual_loop import in_place_scorer
 from asyncrl.engine.testing.fakes import FakeTask, FaultyPlane
 from asyncrl.engine.testing.scripted_engine import ScriptedEngine
-from asyncrl.engine.weights.base import InProcess
+from asyncrl.engine.weights.base import InProcess, Offer
 
 SIZE, TOKENS_EACH = 4, 10
 STATE = {"w": torch.zeros(2)}
@@ -113,7 +113,7 @@ def test_an_update_ends_no_group_in_flight(on_update: OnUpdate) -> None:
     async def work(desk: Desk) -> None:
         await desk.grant(*range(10))
         await anyio.sleep(4.5)
-        await desk.collector.update_weights(1, STATE)
+        await desk.collector.update_weights(1, Offer(STATE))
         groups = await desk.whole(10)
         assert {(group.version, group.tags["end_version"]) for group in groups} == {(0, 1)}
         assert {tuple(group.response_tokens) for group in groups} == {(TOKENS_EACH,) * SIZE}
@@ -141,10 +141,10 @@ def test_an_update_ends_while_the_store_is_full_and_64_requests_are_out(on_updat
         await anyio.sleep(15.0)
         stats = await desk.engine.stats()
         assert stats.running + stats.waiting == 64
-        await desk.collector.update_weights(1, STATE)
+        await desk.collector.update_weights(1, Offer(STATE))
         assert virtual_clock() == pytest.approx(15.0 + 2.0 + 1.0)
         with pytest.raises(VersionError, match="serves version 1"):
-            await desk.collector.update_weights(0, STATE)
+            await desk.collector.update_weights(0, Offer(STATE))
         assert len(await desk.whole(32)) == 32
 
     at_desk(work, scripted(stage_s=2.0, swap_s=1.0), on_update=on_update, before_put=full)
@@ -158,7 +158,7 @@ def test_groups_that_are_given_up_during_an_update_free_their_slots(on_update: O
         await desk.grant(*range(5))
         await anyio.sleep(4.5)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(desk.collector.update_weights, 1, STATE)
+            tasks.start_soon(desk.collector.update_weights, 1, Offer(STATE))
             await anyio.sleep(1.0)
             await desk.collector.cancel(range(5))
             ends = await desk.ended(5)
@@ -180,7 +180,7 @@ def test_who_waits_for_requests_that_an_engine_aborts_is_told() -> None:
         await desk.grant(*range(5))
         await anyio.sleep(4.5)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(desk.collector.update_weights, 1, STATE)
+            tasks.start_soon(desk.collector.update_weights, 1, Offer(STATE))
             await anyio.sleep(2.5)
             await desk.engine.abort()
             ends = await desk.ended(5)
@@ -200,7 +200,7 @@ def test_a_group_that_waits_for_rows_ages_from_its_dispatch() -> None:
         await anyio.sleep(4.5)
         status = await desk.collector.status()
         assert (status["running"], status["waiting"], status["in_flight"]) == (SIZE, SIZE, 2)
-        await desk.collector.update_weights(1, STATE)
+        await desk.collector.update_weights(1, Offer(STATE))
         _, waited = await desk.whole(2)
         assert (waited.version, waited.tags["end_version"]) == (0, 1)
         assert sample_spans(waited) == [[(1, 0, TOKENS_EACH)]] * SIZE
