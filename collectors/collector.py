@@ -15,6 +15,7 @@ import numpy as np
 import structlog
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from asyncrl.collectors.engine_meter import EngineMeter
 from asyncrl.collectors.extras import Kind, common_kinds, odd_extra
 from asyncrl.collectors.flat import Columns, GroupFailed, flatten
 from asyncrl.collectors.generators.base import Completion, Generator, GroupRequest
@@ -119,6 +120,7 @@ class Collector:
         self._scope = anyio.CancelScope()
         self._ended = anyio.Event()
         self._extra_kinds: dict[str, Kind] = {}
+        self._meter = EngineMeter(generator)
 
     async def run(self) -> None:
         """Serve grants until `stop`; an error here is raised by the controller's next poll."""
@@ -127,6 +129,7 @@ class Collector:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._generator.run)
                     async for grants, version in self._grants:
+                        await self._meter.begin()
                         # Before any begins: groups granted together decode together, and must know how many they are.
                         prompts = [self._encode(grant) for grant in grants]
                         peers = sum(isinstance(ids, tuple) for ids in prompts)
@@ -202,8 +205,9 @@ class Collector:
                 self._outbox.post(rolled)
             else:
                 group, columns, errors = rolled
+                use = await self._meter.read()
                 await self._put(group, columns)
-                self._outbox.post(PutNotice(group, round(anyio.current_time() - started, 6), errors))
+                self._outbox.post(PutNotice(group, round(anyio.current_time() - started, 6), errors, use))
         finally:
             del self._in_flight[grant.group]
 

@@ -70,4 +70,4 @@ class Generator(Protocol):
         """Swap all weights; return once the new ones are in force, with what it took where the generator knows."""
 
     async def stats(self) -> dict[str, Any]:
-        """Return running and waiting requests, tokens generated and the version in force."""
+        """Return the version in force, and what it knows of the figures of `EngineStats`, by their names."""

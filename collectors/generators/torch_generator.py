@@ -15,6 +15,7 @@ import anyio
 import numpy as np
 import torch
 
+from asyncrl.collectors.engines.stopwatch import Stopwatch
 from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.engine.aio.blocking import Blocking
 from asyncrl.engine.aio.signal import Signal
@@ -80,6 +81,7 @@ class TorchGenerator:
         self._changed = Signal()
         self._version = 0
         self._tokens = 0
+        self._watch = Stopwatch()
 
     async def run(self) -> None:
         while True:
@@ -88,9 +90,11 @@ class TorchGenerator:
                 await self._swap(self._update)
                 continue
             batch = self._next_batch()
-            self._running = len(batch)
+            self._running = sum(len(waiting.request.seeds) for waiting in batch)
+            self._watch.turn(busy=True)
             await self._serve(batch)
             self._running = 0
+            self._watch.turn(busy=False)
 
     async def generate(self, request: GroupRequest) -> Sequence[Completion]:
         if not request.prompt_ids:
@@ -130,10 +134,14 @@ class TorchGenerator:
             raise VersionError(f"version {version} was not loaded: {update.error}") from update.error
 
     async def stats(self) -> dict[str, Any]:
+        busy_s, paused_s = self._watch.read()
         return {
             "running": self._running,
-            "waiting": len(self._waiting),
+            "waiting": sum(len(waiting.request.seeds) for waiting in self._waiting),
+            "cache_used": 0.0,
             "tokens": self._tokens,
+            "busy_s": busy_s,
+            "paused_s": paused_s,
             "version": self._version,
         }
 
@@ -163,11 +171,13 @@ class TorchGenerator:
                 self._waiting.appendleft(waiting)
 
     async def _swap(self, update: _Update) -> None:
+        self._watch.turn(paused=True)
         try:
             await self._blocking(lambda: self._load(update.state))
             self._version = update.version
         except Exception as error:  # The updater's error: the generator serves on with what it has.
             update.error = error
+        self._watch.turn(paused=False)
         # A caller that gave up has made room, perhaps for the next update.
         if self._update is update:
             self._update = None

@@ -102,6 +102,7 @@ class Controller:
             groups=core.groups,
             versions=core.versions,
             retirement=retirement,
+            engine_uses=core.engine_uses,
             deaths=self._deaths,
             events=events,
         )

@@ -3,15 +3,20 @@
 import json
 import math
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
 
+from asyncrl.collectors.engines.base import Sampling
+from asyncrl.collectors.generators.engine_generator import EngineGenerator
 from asyncrl.collectors.tasks import Reward
 from asyncrl.engine import metrics
 from asyncrl.engine.events.summary import summarise
 from asyncrl.engine.events.types import BatchJudged, Judged, StepEnded
+from asyncrl.engine.records import Prompt
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
+from asyncrl.engine.testing.scripted_engine import ScriptedEngine
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
 
 
@@ -66,6 +71,26 @@ def test_what_ranks_sum_over_tokens_becomes_a_mean_over_the_tokens_of_all() -> N
 def test_every_metric_is_always_there() -> None:
     names = {frozenset(step.metrics) for step in simulate(simulated_config(run__steps=8)).of(StepEnded)}
     assert len(names) == 1
+
+
+def test_a_step_says_how_busy_the_engine_was_since_the_last_one() -> None:
+    class Coin(FakeTask):
+        def score(self, prompt: Prompt, response: str) -> Reward | float:
+            return float(next(coins))
+
+    coins = cycle((0, 1))
+    # Of 3 s per step, the next group is not granted before the last one's version is published.
+    engine = ScriptedEngine({}, token_s=0.25, rows=8)
+    config = simulated_config(
+        run__steps=6, rollout__max_staleness=0, rollout__groups_per_step=1, rollout__max_new_tokens=8
+    )
+    outcome = simulate(config, task=Coin(), generators=[EngineGenerator(engine, Sampling(8))])
+    shares = [step.metrics[metrics.ENGINE_BUSY] for step in outcome.of(StepEnded)]
+    assert shares[0] == pytest.approx(1.0)
+    assert shares[1:] == pytest.approx([2 / 3] * 5, abs=0.02)
+    assert summary(outcome)["engine_busy_share"] == pytest.approx(sum(shares) / 6)
+    rates = [step.metrics[metrics.ENGINE_TOKEN_RATE] for step in outcome.of(StepEnded)]
+    assert rates[0] == pytest.approx(config.rollout.group_size * 4)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
