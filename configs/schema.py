@@ -73,7 +73,7 @@ class Model(Section):
 
 class Task(Section):
     name: str
-    """`echo`, `reverse`, or `module:Class` of your own task."""
+    """`echo`, `reverse`, `sleepy`, `long_tail`, or `module:Class` of your own task."""
     epochs: Count | None
     """Passes over the task's prompts; null: no limit."""
     options: dict[str, Any]

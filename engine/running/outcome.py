@@ -19,8 +19,8 @@ class Summary:
 
     Rewards are means over all samples judged in the first or last 10 batches, None where there was no batch.
     `trained_age_histogram` counts trained samples by age, in weight versions. `ledger` counts samples by fate.
-    `engine_busy_share` is the mean over steps of the metric
-    `engine/busy_share`. `exit_code` is the command's: 0 done, 1 failed, 128 and a signal's number: interrupted.
+    `engine_busy_share` is the mean over steps of the metric `engine/busy_share`.
+    `exit_code` is the command's: 0 done, 1 failed, 128 and a signal's number: interrupted.
     """
 
     directory: Path

@@ -124,7 +124,9 @@ def test_a_file_that_is_wrong_is_refused_by_its_name(tmp_path: Path, text: str, 
     assert hint in message
 
 
-@pytest.mark.parametrize(("name", "hint"), [("defalt", "did you mean default?"), ("no/such/file.yaml", "default, rev")])
+@pytest.mark.parametrize(
+    ("name", "hint"), [("defalt", "did you mean default?"), ("no/such/file.yaml", "default, long_tail, rev")]
+)
 def test_a_preset_or_file_that_is_not_there_is_refused(name: str, hint: str) -> None:
     message = refusal(config=name)
     assert message.startswith(f"--config {name} is neither a file nor a preset")
@@ -239,7 +241,7 @@ def test_every_preset_loads(name: str) -> None:
 
 
 def test_there_are_the_presets_of_the_two_tasks() -> None:
-    assert preset_names() == ["default", "reverse", "sleepy"]
+    assert preset_names() == ["default", "long_tail", "reverse", "sleepy"]
     default, reverse = load("default").config, load("reverse").config
     assert (default.task.name, default.run.batches, default.rollout.max_staleness) == ("echo", 240, 2)
     assert [entry["name"] for entry in default.filters] == ["staleness", "zero_std"]
