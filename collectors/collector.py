@@ -49,7 +49,7 @@ class CollectorSettings:
     """Where a collector puts its groups, how it samples, and the seconds that a group may take.
 
     A group may wait `queue_timeout_s` for its turn to decode, decode for `group_timeout_s`, and look for room in
-    the data plane for `put_timeout_s`.
+    the data plane for `put_timeout_s`. `oversample` samples per group are begun to be aborted when the others ended.
     """
 
     partition: str
@@ -58,6 +58,7 @@ class CollectorSettings:
     queue_timeout_s: float
     group_timeout_s: float
     put_timeout_s: float
+    oversample: int = 0
 
     @classmethod
     def of(cls, config: RunConfig, partition: str) -> "CollectorSettings":
@@ -69,6 +70,7 @@ class CollectorSettings:
             config.queue_timeout_s,
             config.collector.group_timeout_s,
             config.collector.put_timeout_s,
+            config.rollout.oversample,
         )
 
 
@@ -235,6 +237,7 @@ class Collector:
         """Generate a group's completions. Waiting for a turn to decode and decoding have a limit each."""
         decodes = False
         grant, settings = granted.grant, self._settings
+        surplus = settings.oversample
 
         def turn(decoding: bool) -> None:
             nonlocal decodes
@@ -245,12 +248,13 @@ class Collector:
             return await self._generator.generate(
                 GroupRequest(
                     prompt_ids=prompt_ids,
-                    seeds=tuple(sample_seed(grant.seed, grant.group, i) for i in range(grant.size)),
+                    seeds=tuple(sample_seed(grant.seed, grant.group, i) for i in range(grant.size + surplus)),
                     max_new_tokens=settings.max_new_tokens,
                     temperature=settings.temperature,
                     turn=turn,
                     batch=granted.batch,
                     peers=granted.peers,
+                    surplus=surplus,
                 )
             )
         if decodes:

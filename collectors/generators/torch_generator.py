@@ -8,7 +8,7 @@ sample i takes its t-th token where its t-th uniform number falls in the cumulat
 import inspect
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anyio
@@ -105,7 +105,7 @@ class TorchGenerator:
                 f"a prompt of {len(request.prompt_ids)} tokens and {request.max_new_tokens} new ones need {needed} "
                 f"positions; the model has {self._positions}"
             )
-        waiting = _Waiting(request)
+        waiting = _Waiting(replace(request, seeds=request.seeds[: request.size], surplus=0))
         self._waiting.append(waiting)
         self._changed.notify()
         try:

@@ -144,6 +144,8 @@ def test_a_preset_or_file_that_is_not_there_is_refused(name: str, hint: str) -> 
         (["trainer.balance=false", "trainer.micro_batch_order=cheap_ends"], ["balance is false", "order cheap_ends"]),
         (["data_plane.capacity_rows=47"], ["capacity_rows is 47", "= 48"]),
         (["collector.decode_samples=15"], ["decode_samples is 15", "group_size 16"]),
+        (["rollout.oversample=241"], ["decode_samples is 256", "group_size 16", "oversample 241"]),
+        (["rollout.oversample=2", "rollout.max_staleness=0"], ["oversample is 2", "max_staleness 0"]),
         (["filters=[{max_age: 1}]"], ["each entry needs a name", "max_age"]),
         (["filters=[{name: 3}]"], ["each entry needs a name"]),
     ],
@@ -160,6 +162,7 @@ def test_what_just_fits_is_taken() -> None:
     settings("trainer.micro_batch_tokens=8", "trainer.align=4", "rollout.max_new_tokens=7")
     settings("data_plane.capacity_rows=48")
     settings("collector.decode_samples=16")
+    settings("rollout.oversample=240")
     settings("run.seed=4294967295", "rollout.max_staleness=0", "trainer.learning_rate=1", "run.stop_at_reward=-1.5")
 
 
