@@ -6,7 +6,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ import torch
 
 import asyncrl
 from asyncrl.collectors.collector import sample_seed
+from asyncrl.collectors.engines.base import Request, Sampling
+from asyncrl.collectors.engines.native import NativeEngine
+from asyncrl.collectors.engines.settings import NativeSettings
 from asyncrl.collectors.flat import flatten
 from asyncrl.collectors.generators.base import Completion, Generator, GroupRequest
 from asyncrl.collectors.tasks import Reward
@@ -77,8 +80,13 @@ def sync_ratio(steps: int) -> dict[str, Any]:
 
 
 def busy_share(steps: int) -> dict[str, Any]:
-    """Return of the preset `long_tail` at S = 2 the engine's busy share, the trainer's wait, and an update's pause."""
-    events = _events_of(asyncrl.load_config("long_tail", {"run.batches": steps + _WARM_STEPS}))
+    """Return of the preset `long_tail` at S = 2 the engine's busy share, the trainer's wait, and an update's pause.
+
+    Beside it, under the same kind of load in this process: an update's pause, and what draining, swapping and resuming
+    takes, medians.
+    """
+    config = asyncrl.load_config("long_tail", {"run.batches": steps + _WARM_STEPS})
+    events = _events_of(config)
     ended = [event for event in events if isinstance(event, StepEnded)]
     seconds = _step_seconds(events)
     busy_s = sum(s * event.metrics[ENGINE_BUSY] for s, event in zip(seconds, ended[_WARM_STEPS:], strict=True))
@@ -88,6 +96,46 @@ def busy_share(steps: int) -> dict[str, Any]:
         "busy_share": round(busy_s / sum(seconds), 4),
         "busy_run_trainer_wait_share": round(waited_s / sum(seconds), 3),
         "busy_run_pause_ms": round(1000 * statistics.median(pauses), 3),
+        **anyio.run(_swaps, config),
+    }
+
+
+async def _swaps(config: RunConfig, times: int = 9) -> dict[str, float]:
+    torch.set_num_threads(config.collector.threads)
+    model, tokenizer, rollout = build_run_model(config), run_tokenizer(config), config.rollout
+    state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    length = rollout.max_new_tokens + 2
+    engine = NativeEngine(
+        model, NativeSettings(config.collector.decode_samples, length, cache_bytes=2**30), blocking=in_thread
+    )
+    sampling = Sampling(rollout.max_new_tokens, stop_ids=(tokenizer.eos_id,))
+    prompt, seeds = tuple(tokenizer.encode("7>")), count()
+
+    async def ask() -> None:
+        """Keep one row busy."""
+        while True:
+            seed = next(seeds)
+            async for _ in engine.generate(Request(str(seed), prompt, sampling, seed, stream=False)):
+                pass
+
+    pauses, stops = [], []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.run)
+        for _ in range(2 * config.collector.decode_samples):
+            tasks.start_soon(ask)
+        for version in range(1, 2 * times, 2):
+            await anyio.sleep(0.3)
+            pauses.append((await engine.update_weights(version, state)).pause_s)
+            await anyio.sleep(0.3)
+            started = time.perf_counter()
+            await engine.pause("drain")
+            await engine.update_weights(version + 1, state)
+            await engine.resume()
+            stops.append(time.perf_counter() - started)
+        tasks.cancel_scope.cancel()
+    return {
+        "busy_load_pause_ms": round(1000 * statistics.median(pauses), 3),
+        "busy_load_stop_the_world_ms": round(1000 * statistics.median(stops), 1),
     }
 
 
