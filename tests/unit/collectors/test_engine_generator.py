@@ -184,3 +184,20 @@ def test_a_group_taken_whole_has_the_tokens_of_its_seeds_and_says_when_it_begins
     whole, streamed = run_virtual(lambda: run(True)), run_virtual(lambda: run(False))
     assert whole == streamed
     assert whole[1] == 1
+
+
+def test_a_group_taken_whole_that_is_cancelled_is_aborted_with_what_waits() -> None:
+    async def main() -> None:
+        engine = native_engine(tiny_model("llama", 0), rows=4, length=64)
+        generator = EngineGenerator(engine, Sampling(50), groups=engine)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(generator.run)
+            with anyio.CancelScope() as scope:
+                await generator.generate(request(tuple(range(12)), 50, turn=lambda _: scope.cancel()))
+            await generator.generate(request((20,), 2))
+            stats = await engine.stats()
+            assert (stats.running, stats.waiting) == (0, 0)
+            assert stats.tokens < 50
+            tasks.cancel_scope.cancel()
+
+    run_virtual(main)

@@ -78,7 +78,7 @@ async def who_stops_reading_aborts(trial: Trial) -> None:
 
 async def a_group_whose_reader_is_cancelled_is_aborted(trial: Trial) -> None:
     """As one is that no batch to come could train (`rollout.cancel_stale`), those that wait included."""
-    many = 40
+    many, before = 40, (await trial.engine.stats()).tokens
     generator = EngineGenerator(trial.engine, Sampling(trial.long_tokens))
     prompt = trial.request().prompt_ids
     async with anyio.create_task_group() as tasks:
@@ -86,9 +86,8 @@ async def a_group_whose_reader_is_cancelled_is_aborted(trial: Trial) -> None:
         await trial.until(lambda stats: stats.running > 0 and stats.running + stats.waiting == many)
         tasks.cancel_scope.cancel()
     await trial.until(lambda stats: not stats.running and not stats.waiting)
-    tokens = (await trial.engine.stats()).tokens
-    await anyio.sleep(trial.quiet_s)
-    assert (await trial.engine.stats()).tokens == tokens
+    # Otherwise all of them would have been decoded to their ends.
+    assert (await trial.engine.stats()).tokens - before < many * trial.long_tokens / 2
 
 
 async def a_partial_goes_on_where_it_was(trial: Trial) -> None:
