@@ -15,6 +15,7 @@ import numpy as np
 import structlog
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from asyncrl.collectors.engine_meter import EngineMeter
 from asyncrl.collectors.extras import Kind, common_kinds, odd_extra
 from asyncrl.collectors.flat import Columns, GroupFailed, flatten
 from asyncrl.collectors.generators.base import Completion, Generator, GroupRequest
@@ -48,7 +49,7 @@ class CollectorSettings:
     """Where a collector puts its groups, how it samples, and the seconds that a group may take.
 
     A group may wait `queue_timeout_s` for its turn to decode, decode for `group_timeout_s`, and look for room in
-    the data plane for `put_timeout_s`.
+    the data plane for `put_timeout_s`. `oversample` samples per group are begun to be aborted when the others ended.
     """
 
     partition: str
@@ -57,6 +58,7 @@ class CollectorSettings:
     queue_timeout_s: float
     group_timeout_s: float
     put_timeout_s: float
+    oversample: int = 0
 
     @classmethod
     def of(cls, config: RunConfig, partition: str) -> "CollectorSettings":
@@ -68,6 +70,7 @@ class CollectorSettings:
             config.queue_timeout_s,
             config.collector.group_timeout_s,
             config.collector.put_timeout_s,
+            config.rollout.oversample,
         )
 
 
@@ -119,6 +122,7 @@ class Collector:
         self._scope = anyio.CancelScope()
         self._ended = anyio.Event()
         self._extra_kinds: dict[str, Kind] = {}
+        self._meter = EngineMeter(generator)
 
     async def run(self) -> None:
         """Serve grants until `stop`; an error here is raised by the controller's next poll."""
@@ -127,6 +131,7 @@ class Collector:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._generator.run)
                     async for grants, version in self._grants:
+                        await self._meter.begin()
                         # Before any begins: groups granted together decode together, and must know how many they are.
                         prompts = [self._encode(grant) for grant in grants]
                         peers = sum(isinstance(ids, tuple) for ids in prompts)
@@ -205,8 +210,9 @@ class Collector:
                 self._outbox.post(rolled)
             else:
                 group, columns, errors = rolled
+                use = await self._meter.read()
                 await self._put(group, columns)
-                self._outbox.post(PutNotice(group, round(anyio.current_time() - started, 6), errors))
+                self._outbox.post(PutNotice(group, round(anyio.current_time() - started, 6), errors, use))
         finally:
             del self._in_flight[grant.group]
 
@@ -234,6 +240,7 @@ class Collector:
         """Generate a group's completions. Waiting for a turn to decode and decoding have a limit each."""
         decodes = False
         grant, settings = granted.grant, self._settings
+        surplus = settings.oversample
 
         def turn(decoding: bool) -> None:
             nonlocal decodes
@@ -244,12 +251,13 @@ class Collector:
             return await self._generator.generate(
                 GroupRequest(
                     prompt_ids=prompt_ids,
-                    seeds=tuple(sample_seed(grant.seed, grant.group, i) for i in range(grant.size)),
+                    seeds=tuple(sample_seed(grant.seed, grant.group, i) for i in range(grant.size + surplus)),
                     max_new_tokens=settings.max_new_tokens,
                     temperature=settings.temperature,
                     turn=turn,
                     batch=granted.batch,
                     peers=granted.peers,
+                    surplus=surplus,
                 )
             )
         if decodes:

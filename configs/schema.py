@@ -83,7 +83,7 @@ class Model(Section):
 
 class Task(Section):
     name: str
-    """`echo`, `reverse`, or `module:Class` of your own task."""
+    """`echo`, `reverse`, `sleepy`, `long_tail`, or `module:Class` of your own task."""
     epochs: Count | None
     """Passes over the task's prompts; null: no limit."""
     options: dict[str, Any]
@@ -119,6 +119,10 @@ class Rollout(Section):
     """Groups per training batch."""
     group_size: Annotated[int, Field(ge=2, le=100_000)]
     """Samples per prompt."""
+    oversample: Annotated[int, Field(ge=0, le=100_000)]
+    """So many samples more are begun per group; once `group_size` of them have ended, the others are aborted. Nobody
+    waits for a group's longest answers then, and they are never trained on: lengths are biased towards short answers,
+    and `bias_warning` does not see it. Not at `max_staleness` 0: which answers end first is a matter of time."""
     min_live: Annotated[int, Field(ge=2, le=100_000)]
     """Drop a group with fewer live samples than this; a live sample has a finite reward and a token to train."""
     temperature: Annotated[float, Field(gt=0, le=1e3)]
@@ -394,6 +398,17 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _oversample_has_room_for_chance(self) -> "RunConfig":
+        rollout = self.rollout
+        if rollout.oversample and not rollout.max_staleness:
+            raise ValueError(
+                f"rollout.oversample is {rollout.oversample} and rollout.max_staleness 0; which answers end first is a "
+                "matter of time, and a run at 0 can be repeated exactly. oversample must be 0, or max_staleness at "
+                "least 1"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _fields_agree(self) -> "RunConfig":
         """Check rules over several fields; each message names the fields, both values and the rule."""
         rollout, model, plane = self.rollout, self.model, self.data_plane
@@ -412,10 +427,12 @@ class RunConfig(Section):
                 f"rollout.temperature is {rollout.temperature:g}; logits are divided by it, and stay finite from "
                 f"{MIN_TEMPERATURE:g} on"
             )
-        if self.collector.decode_samples < rollout.group_size:
+        if self.collector.decode_samples < rollout.group_size + rollout.oversample:
+            more = f" and rollout.oversample {rollout.oversample}" if rollout.oversample else ""
             raise ValueError(
-                f"collector.decode_samples is {self.collector.decode_samples} and rollout.group_size "
-                f"{rollout.group_size}; a group decodes together, so decode_samples must be at least group_size"
+                f"collector.decode_samples is {self.collector.decode_samples}, rollout.group_size "
+                f"{rollout.group_size}{more}; a group decodes together, so decode_samples must be at least "
+                f"{'their sum' if more else 'group_size'}"
             )
         if model.path is None and model.hidden_size % model.heads:
             raise ValueError(f"model.heads is {model.heads}; it must divide model.hidden_size {model.hidden_size}")

@@ -36,6 +36,15 @@ LENGTH_BIAS_WARNING = "staleness/length_bias_warning"
 RECENT_LENGTH_RATIO = "staleness/recent_fresh_length_ratio"
 TOKENS_LOST_TO_AGE = "staleness/lost_to_age_tokens"
 PROMPTS_LOST_HALF = "staleness/mostly_lost_prompts"
+# Of the collectors' engines since the last step, as of their last put notices. Means over the collectors: share of the
+# time with something to decode and no pause, share of the time in pauses, share of the cache in use at the notice.
+# Sums: requests (samples) that decoded and that waited at the notice, and tokens. 0 where an engine does not tell.
+ENGINE_BUSY = "engine/busy_share"
+ENGINE_PAUSED = "engine/paused_share"
+ENGINE_CACHE = "engine/cache_used_share"
+ENGINE_RUNNING = "engine/running_requests"
+ENGINE_WAITING = "engine/waiting_requests"
+ENGINE_TOKEN_RATE = "engine/tokens_per_s"
 # Over the last run.alarm_window batches that ended: shares of samples, of samples that the filters kept, of groups
 # and of batches; and how many alarms are on.
 UNTRAINED_FRACTION = "alarms/untrained_sample_fraction"
@@ -77,4 +86,4 @@ PREDICTION_ERROR = "train/prediction_error_fraction"
 # The stages before training: log-probabilities, filters that judge by them, reference.
 FORWARD_SECONDS = "train/forward_stages_s"
 # Differ from run to run of one seed.
-TIMED_FRACTIONS = (MEASURED_IMBALANCE, BUBBLE_FRACTION, PEAK_FRACTION, PREDICTION_ERROR)
+TIMED_FRACTIONS = (MEASURED_IMBALANCE, BUBBLE_FRACTION, PEAK_FRACTION, PREDICTION_ERROR, ENGINE_BUSY, ENGINE_PAUSED)

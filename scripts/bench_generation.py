@@ -14,6 +14,11 @@ processor time, which what else the machine does hardly touches.
 `share_of_memory_bandwidth` is what a step must read (weights, and cached keys and values) per second over what a copy
 of a large tensor moves. `pause_ms` is the median pause of `--updates` updates under load, staging apart;
 `stop_the_world_ms` what it takes, under the same load, to drain, swap and resume.
+
+On a CPU also two whole runs, on Ray (generation_in_runs.py). `sync_ratio`: a step at S = 0 of 16 groups of 16, over its
+generation and its training timed alone. `busy_share`: the share of the time in which the engine is busy in the preset
+`long_tail` at S = 2, with the share of the time that the trainer waits, which is not 0 where generation is the slower
+side, and the pause of an update there.
 """
 
 import argparse
@@ -29,6 +34,7 @@ from typing import Any
 import anyio
 import numpy as np
 import torch
+from generation_in_runs import busy_share, sync_ratio
 
 from asyncrl.collectors.engines.base import Request, Sampling
 from asyncrl.collectors.engines.native import NativeEngine
@@ -241,6 +247,13 @@ def measure_transformers(
 
 
 def on_cpu(device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
+    result = {} if "engines" in options.skip else engines_on_cpu(device, options)
+    if "runs" not in options.skip:
+        result |= {**sync_ratio(options.steps), **busy_share(4 * options.steps)}
+    return result
+
+
+def engines_on_cpu(device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
     work = load(options.requests or 64, options.rows or 16, options.prompt_tokens)
     plain = measure_transformers("transformers", work, device, options, static=False)
     native = anyio.run(measure_native, "native", work, device, options)
@@ -302,7 +315,10 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=5)
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument("--skip", nargs="*", default=[], help="of a GPU's loads: 512, spread, static")
+    parser.add_argument("--steps", type=int, default=8, help="steps at S = 0 that count; at S = 2, four times as many")
+    parser.add_argument(
+        "--skip", nargs="*", default=[], help="of a GPU's loads: 512, spread, static; on a CPU: engines, runs"
+    )
     options = parser.parse_args()
     cuda = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
     device = torch.device("cuda" if cuda else "cpu")

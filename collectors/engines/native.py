@@ -26,6 +26,7 @@ from asyncrl.collectors.engines.settings import NativeSettings
 from asyncrl.collectors.engines.slots import Batch
 from asyncrl.collectors.engines.staged import Staged, stage
 from asyncrl.collectors.engines.stop_text import Text
+from asyncrl.collectors.engines.stopwatch import Stopwatch
 from asyncrl.engine.aio.blocking import Blocking
 from asyncrl.engine.aio.signal import Signal
 from asyncrl.engine.errors import GenerationError, VersionError
@@ -78,7 +79,7 @@ class NativeEngine:
         self._serving = False
         self._over = ""
         self._failures = 0
-        self._busy_s = self._paused_s = 0.0
+        self._watch = Stopwatch()
         self._changed = Signal()
 
     @property
@@ -179,13 +180,14 @@ class NativeEngine:
     async def stats(self) -> EngineStats:
         await checkpoint()
         batcher = self._batcher
+        busy_s, paused_s = self._watch.read()
         return EngineStats(
             running=batcher.running,
             waiting=batcher.waiting,
             cache_used=batcher.cache_used,
             tokens=batcher.tokens,
-            busy_s=self._busy_s,
-            paused_s=self._paused_s,
+            busy_s=busy_s,
+            paused_s=paused_s,
             version=self._version,
         )
 
@@ -233,21 +235,22 @@ class NativeEngine:
             raise GenerationError(f"{what}: {self._over}")
 
     async def _turn(self) -> None:
-        started = anyio.current_time()
         if self._controllable():
             await self._apply(self._controls.popleft())
         elif self._pause is not None and (self._pause != "drain" or self._drained()):
             await self._batcher.catch_up()
             self._halted = True
+            self._watch.turn(paused=True)
             self._changed.notify()
             await self._until(lambda: not self._halted or self._controllable())
-            self._paused_s += anyio.current_time() - started
+            self._watch.turn(paused=False)
         else:
+            self._watch.turn(busy=self._batcher.ready)
             await self._batcher.admit(begun_only=self._pause is not None)
             if self._batcher.running:
                 await self._advance()
-                self._busy_s += anyio.current_time() - started
             else:
+                self._watch.turn(busy=False)
                 await self._batcher.catch_up()
                 await self._until(lambda: bool(self._controls or self._pause or self._batcher.ready))
 
@@ -264,6 +267,7 @@ class NativeEngine:
 
     async def _apply(self, control: _Control) -> None:
         await self._batcher.catch_up()
+        self._watch.turn(paused=True)
         started = anyio.current_time()
         if control.staged is not None:
             await self._blocking(control.staged.swap)
@@ -273,8 +277,7 @@ class NativeEngine:
         else:
             self._batcher.forget()
         control.pause_s = anyio.current_time() - started
-        if self._pause is None:
-            self._paused_s += control.pause_s
+        self._watch.turn(paused=self._halted)
         control.done = True
         self._changed.notify()
 

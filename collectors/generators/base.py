@@ -16,6 +16,8 @@ def _nothing(decoding: bool) -> None:
 class GroupRequest:
     """A request for one completion per seed, for one prompt.
 
+    `surplus` of the seeds are to spare: the first `size` completions to end are the answer, and the others are aborted.
+    A generator that decodes its samples together, and cannot abort one, does without the last `surplus` seeds.
     The generator calls `turn(True)` when the request begins to decode, and `turn(False)` when it has to wait
     again: two waits, with a limit each. `batch` numbers the groups that were granted together, `peers` of them.
     """
@@ -27,6 +29,12 @@ class GroupRequest:
     turn: Callable[[bool], None] = _nothing
     batch: int = 0
     peers: int = 1
+    surplus: int = 0
+
+    @property
+    def size(self) -> int:
+        """How many completions are asked for."""
+        return len(self.seeds) - self.surplus
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +72,10 @@ class Generator(Protocol):
         """Serve requests until cancelled; raises what generation raised."""
 
     async def generate(self, request: GroupRequest) -> Sequence[Completion]:
-        """Return one completion per seed, in order."""
+        """Return `request.size` completions, in the order of their seeds."""
 
     async def update_weights(self, version: int, state: State) -> Any:
         """Swap all weights; return once the new ones are in force, with what it took where the generator knows."""
 
     async def stats(self) -> dict[str, Any]:
-        """Return running and waiting requests, tokens generated and the version in force."""
+        """Return the version in force, and what it knows of the figures of `EngineStats`, by their names."""

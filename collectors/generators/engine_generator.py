@@ -1,7 +1,7 @@
 """A generator over an inference engine: one request per sample, put together to groups again.
 
-Invariants: a group's completions stand in the order of its seeds; with `exact`, groups that were granted together
-decode as one batch and nothing else does, so that one seed gives one run.
+Invariants: a group's completions stand in the order of its seeds, whichever of them are kept; with `exact`, groups that
+were granted together decode as one batch and nothing else does, so that one seed gives one run.
 """
 
 from collections.abc import Callable, Sequence
@@ -102,9 +102,35 @@ class EngineGenerator:
         ]
 
     async def _generate(self, request: GroupRequest) -> list[Result]:
-        """Return all responses; those that an update aborted go on, or begin anew, as configured."""
         requests = self._requests(request)
         begun = _once(lambda: request.turn(True))
+        return await (self._first(requests, request.size, begun) if request.surplus else self._all(requests, begun))
+
+    async def _first(self, requests: Sequence[Request], count: int, begun: Callable[[], None]) -> list[Result]:
+        """Return the first `count` responses to end, in the order of their requests; the others are aborted.
+
+        One that goes wrong is among them only if fewer than `count` end well.
+        """
+        well: dict[int, Result] = {}
+        wrong: dict[int, Result] = {}
+
+        async def one(place: int) -> None:
+            (result,) = await self._all([requests[place]], begun)
+            if result.finish in ("error", "abort"):
+                wrong[place] = result
+            elif len(well) < count:
+                well[place] = result
+                if len(well) == count:
+                    tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            for place in range(len(requests)):
+                tasks.start_soon(one, place)
+        results = well if len(well) == count else {**well, **wrong}
+        return [results[place] for place in sorted(results)]
+
+    async def _all(self, requests: Sequence[Request], begun: Callable[[], None]) -> list[Result]:
+        """Return all responses; those that an update aborted go on, or begin anew, as configured."""
         results = await self._results(requests, begun)
         while self._on_update in ("continue", "restart"):
             cut = [i for i, result in enumerate(results) if result.finish == "abort"]

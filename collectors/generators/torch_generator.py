@@ -8,13 +8,14 @@ sample i takes its t-th token where its t-th uniform number falls in the cumulat
 import inspect
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anyio
 import numpy as np
 import torch
 
+from asyncrl.collectors.engines.stopwatch import Stopwatch
 from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.engine.aio.blocking import Blocking
 from asyncrl.engine.aio.signal import Signal
@@ -81,6 +82,7 @@ class TorchGenerator:
         self._changed = Signal()
         self._version = 0
         self._tokens = 0
+        self._watch = Stopwatch()
 
     async def run(self) -> None:
         while True:
@@ -89,9 +91,11 @@ class TorchGenerator:
                 await self._swap(self._update)
                 continue
             batch = self._next_batch()
-            self._running = len(batch)
+            self._running = sum(len(waiting.request.seeds) for waiting in batch)
+            self._watch.turn(busy=True)
             await self._serve(batch)
             self._running = 0
+            self._watch.turn(busy=False)
 
     async def generate(self, request: GroupRequest) -> Sequence[Completion]:
         if not request.prompt_ids:
@@ -102,7 +106,7 @@ class TorchGenerator:
                 f"a prompt of {len(request.prompt_ids)} tokens and {request.max_new_tokens} new ones need {needed} "
                 f"positions; the model has {self._positions}"
             )
-        waiting = _Waiting(request)
+        waiting = _Waiting(replace(request, seeds=request.seeds[: request.size], surplus=0))
         self._waiting.append(waiting)
         self._changed.notify()
         try:
@@ -131,10 +135,14 @@ class TorchGenerator:
             raise VersionError(f"version {version} was not loaded: {update.error}") from update.error
 
     async def stats(self) -> dict[str, Any]:
+        busy_s, paused_s = self._watch.read()
         return {
             "running": self._running,
-            "waiting": len(self._waiting),
+            "waiting": sum(len(waiting.request.seeds) for waiting in self._waiting),
+            "cache_used": 0.0,
             "tokens": self._tokens,
+            "busy_s": busy_s,
+            "paused_s": paused_s,
             "version": self._version,
         }
 
@@ -164,11 +172,13 @@ class TorchGenerator:
                 self._waiting.appendleft(waiting)
 
     async def _swap(self, update: _Update) -> None:
+        self._watch.turn(paused=True)
         try:
             await self._blocking(lambda: self._load(update.state))
             self._version = update.version
         except Exception as error:  # The updater's error: the generator serves on with what it has.
             update.error = error
+        self._watch.turn(paused=False)
         # A caller that gave up has made room, perhaps for the next update.
         if self._update is update:
             self._update = None

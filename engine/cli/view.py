@@ -16,6 +16,7 @@ from rich.table import Table
 
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.progress import Means, Progress
+from asyncrl.engine.metrics import ENGINE_BUSY
 
 if TYPE_CHECKING:
     from asyncrl.engine.loop.controller import Controller
@@ -82,6 +83,8 @@ class View:
             "failed": _counts(ledger["failed"]),
             "tok/s": f"{trained:.0f} trained, {generated:.0f} generated",
         }
+        if step and step.metrics.get(ENGINE_BUSY):
+            figures["engines"] = f"{step.metrics[ENGINE_BUSY]:.0%} busy"
         bias = progress.length_bias
         if bias.warns(self._bias_warning):
             figures["length bias"] = (

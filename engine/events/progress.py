@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from asyncrl.engine.events.alarms import Alarms
 from asyncrl.engine.events.length_bias import LengthBias
 from asyncrl.engine.events.types import AnyEvent, BatchJudged, Published, Put, StepEnded
+from asyncrl.engine.metrics import ENGINE_BUSY
 
 WINDOW = 10
 
@@ -59,6 +60,7 @@ class Progress:
         self.ages: Counter[int] = Counter()
         self.rewards = Means(reward_window)
         self.trained_rewards = Means()
+        self._busy_shares = 0.0
         self.last_step: StepEnded | None = None
         self.last_batch: BatchJudged | None = None
         self.last_publish: Published | None = None
@@ -76,6 +78,7 @@ class Progress:
                 self.trained_tokens += event.tokens
                 self.ages.update({int(age): count for age, count in event.ages.items()})
                 self.trained_rewards.add(event.reward_sum, event.samples)
+                self._busy_shares += event.metrics.get(ENGINE_BUSY, 0.0)
                 self.last_step = event
                 if self.first_step_wall is None:
                     self.first_step_wall = event.wall
@@ -83,6 +86,11 @@ class Progress:
                 self.last_publish = event
             case Put():
                 self.generated_tokens += sum(event.tags.get("response_tokens", ()))
+
+    @property
+    def engine_busy_share(self) -> float | None:
+        """The mean over steps of the share of time in which engines were busy; None before the first step."""
+        return self._busy_shares / self.steps if self.steps else None
 
     def mean_of_last(self, batches: int) -> float | None:
         """Return the mean reward of the last `batches` batches; None if there were fewer."""

@@ -74,6 +74,7 @@ def summarise(
         "reward_trained_last_10": Means.mean(progress.trained_rewards.last),
         "trained_tokens": progress.trained_tokens,
         "generated_tokens": progress.generated_tokens,
+        "engine_busy_share": progress.engine_busy_share,
         "trained_age_histogram": {str(age): count for age, count in sorted(progress.ages.items())},
         "trained_age_max": max(progress.ages, default=None),
         "length_bias": {**progress.length_bias.summary(), "warn_below": bias_warning},

@@ -190,6 +190,7 @@ def native_only(config: RunConfig) -> dict[str, tuple[Any, Any]]:
         "rollout.top_k": (rollout.top_k, 0),
         "rollout.min_p": (rollout.min_p, 0.0),
         "rollout.stop_strings": (rollout.stop_strings, []),
+        "rollout.oversample": (rollout.oversample, 0),
         "collector.on_update": (collector.on_update, "keep"),
     }
     asked = {path: (value, off) for path, (value, off) in options.items() if value != off}

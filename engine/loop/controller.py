@@ -108,6 +108,7 @@ class Controller:
             groups=core.groups,
             versions=core.versions,
             retirement=retirement,
+            engine_uses=core.engine_uses,
             deaths=self._deaths,
             events=events,
         )

@@ -27,6 +27,7 @@ from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import BatchGivenUp, BatchTaken
 from asyncrl.engine.loop.batch import Batch, TrainedBatch
+from asyncrl.engine.loop.engine_uses import EngineUses
 from asyncrl.engine.loop.front_end import FrontEnd, FrontEndSettings
 from asyncrl.engine.loop.groups import Groups, Settlement, drop_fates, trained_fates
 from asyncrl.engine.loop.run_ahead import RunAhead
@@ -81,6 +82,7 @@ class Core:
             run_ahead=RunAhead(run_ahead),
             on_lost=prompts.lost,
         )
+        self.engine_uses = EngineUses()
         self._judged = RunningStatistics()
         self.front_end = FrontEnd(
             FrontEndSettings.of(config, owner=deployment.owner),
@@ -261,6 +263,7 @@ class Core:
             metrics.RUN_AHEAD: self.groups.run_ahead.used,
             metrics.POLL_HITS: self.front_end.statistics().poll_hits,
             **publish_metrics(self._progress.last_publish),
+            **self.engine_uses.take(),
             **self._progress.alarms.metrics(),
             **self._chain.metrics(),
         }

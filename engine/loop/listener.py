@@ -12,6 +12,7 @@ from asyncrl.engine.errors import ActorDied, GenerationError
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import Acknowledged
 from asyncrl.engine.lifecycle.deaths import Deaths
+from asyncrl.engine.loop.engine_uses import EngineUses
 from asyncrl.engine.loop.groups import Groups
 from asyncrl.engine.loop.retirement import Retirement
 from asyncrl.engine.loop.versions import Versions
@@ -33,6 +34,7 @@ class Listener:
         groups: Groups,
         versions: Versions,
         retirement: Retirement,
+        engine_uses: EngineUses,
         deaths: Deaths,
         events: EventLog,
     ) -> None:
@@ -41,6 +43,7 @@ class Listener:
         self._groups = groups
         self._versions = versions
         self._retirement = retirement
+        self._engine_uses = engine_uses
         self._deaths = deaths
         self._events = events
         self._failed_in_a_row: dict[str, list[int | str]] = {}
@@ -63,7 +66,9 @@ class Listener:
 
     def _hear(self, name: str, message: Message) -> None:
         match message:
-            case PutNotice(group, seconds, errors):
+            case PutNotice(group, seconds, errors, use):
+                if use is not None:
+                    self._engine_uses.report(name, use)
                 self._failed_in_a_row[name] = []
                 self._retirement.succeeded(group.prompt)
                 if errors:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from asyncrl.engine.records.engine_use import EngineUse
 from asyncrl.engine.records.group import GroupMeta
 
 
@@ -9,12 +10,14 @@ from asyncrl.engine.records.group import GroupMeta
 class PutNotice:
     """A whole group is in the data plane; `seconds` is the time to generate, score and put it.
 
-    `errors` describe what went wrong with its failed samples.
+    `errors` describe what went wrong with its failed samples. `use` is the engine's since the collector's first grant;
+    None where the generator does not tell.
     """
 
     group: GroupMeta
     seconds: float | None = None
     errors: tuple[str, ...] = ()
+    use: EngineUse | None = None
 
 
 @dataclass(frozen=True, slots=True)

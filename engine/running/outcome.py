@@ -20,7 +20,8 @@ class Summary:
     Rewards are means over all samples judged in the first or last 10 batches, None where there was no batch.
     `trained_age_histogram` counts trained samples by age, in weight versions. `ledger` counts samples by fate.
     `model` names the folders of saved models with their version and mean reward, and counts failed saves; None if the
-    run saves none. `exit_code` is the command's: 0 done, 1 failed, 128 and a signal's number: interrupted.
+    run saves none. `engine_busy_share` is the mean over steps of the metric `engine/busy_share`. `exit_code` is the
+    command's: 0 done, 1 failed, 128 and a signal's number: interrupted.
     """
 
     directory: Path
@@ -35,6 +36,7 @@ class Summary:
     reward_trained_last_10: float | None
     trained_tokens: int
     generated_tokens: int
+    engine_busy_share: float | None
     trained_age_histogram: Mapping[int, int]
     trained_age_max: int | None
     length_bias: Mapping[str, Any]

@@ -159,7 +159,7 @@ class SimulatedGenerator:
     async def _generate(self, request: GroupRequest, rng: Any, burst: Burst) -> Sequence[Completion]:
         started, version, swaps = anyio.current_time(), self._version, len(self._swaps)
         rollout = self._profile.group(
-            rng, prompt=request.prompt_ids[0], version=version, size=len(request.seeds), burst=burst
+            rng, prompt=request.prompt_ids[0], version=version, size=request.size, burst=burst
         )
         await anyio.sleep(rollout.seconds)
         if rollout.failed:

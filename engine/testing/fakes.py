@@ -86,7 +86,7 @@ class FakeGenerator:
         tokenizer = CharTokenizer()
         size = self.length(call)
         out = []
-        for index in range(len(request.seeds)):
+        for index in range(request.size):
             text = (str(index) * size)[: size - 1] if size > 1 else ""
             ids = (*tokenizer.encode(text), tokenizer.eos_id)
             out.append(Completion(ids, (-1.0,) * len(ids), ((started, 0, len(ids)),), True))

@@ -168,3 +168,46 @@ def test_a_cache_that_is_not_emptied_is_an_error_and_changes_nothing(held: Hold)
         assert await trial.update(cache="recompute") == 1
 
     held(test)
+
+
+def test_a_full_cache_holds_requests_back(tmp_path: Path) -> None:
+    from asyncrl.collectors.engines.vllm.engine import VLLMEngine
+    from asyncrl.collectors.engines.vllm.process import CacheUse
+    from asyncrl.collectors.engines.vllm.settings import VLLMSettings
+
+    save_file(state(0), tmp_path / "model.safetensors")
+    settings = VLLMSettings(str(tmp_path), "float32", max_length=1024, rows=8, weights_folder=str(tmp_path))
+    uses: list[CacheUse] = []
+
+    async def run() -> None:
+        llm: Any = FakeLLM()
+
+        def start(_: VLLMSettings, use: CacheUse) -> Any:
+            uses.append(use)
+            return llm
+
+        def said(share: float, preempted: int) -> None:
+            scheduler = SimpleNamespace(kv_cache_usage=share, num_waiting_reqs=0)
+            uses[0].logger(None).record(scheduler, SimpleNamespace(num_preempted_reqs=preempted))
+
+        with anyio.fail_after(LIMIT_S):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(llm.run)
+                async with serving(VLLMEngine(settings, start=start)) as engine:
+                    trial = Trial(engine, [state(0), state(1)], VOCABULARY, long_tokens=400)
+                    async with anyio.create_task_group() as readers:
+                        for _ in range(12):
+                            readers.start_soon(trial.run, trial.long_request())
+                        await trial.until(lambda stats: stats.running == 8)
+                        said(0.5, 1)
+                        assert (await engine.stats()).cache_used == 0.5
+                        await trial.engine.abort(["r0", "r1", "r2"])
+                        await trial.until(lambda stats: stats.running == 6)
+                        said(0.5, 0)
+                        await anyio.sleep(0.15)
+                        said(0.5, 0)
+                        await trial.until(lambda stats: stats.running == 7)
+                        await trial.engine.abort()
+                tasks.cancel_scope.cancel()
+
+    anyio.run(run)

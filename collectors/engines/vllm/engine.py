@@ -22,6 +22,7 @@ from asyncrl.collectors.engines.admission import Flight
 from asyncrl.collectors.engines.answer import Answer
 from asyncrl.collectors.engines.base import Cache, Chunk, Finish, InFlight, Request, Result
 from asyncrl.collectors.engines.elsewhere import EngineElsewhere
+from asyncrl.collectors.engines.in_flight import InFlightLimit, Pressure
 from asyncrl.collectors.engines.state_files import StateFiles
 from asyncrl.collectors.engines.stop_text import Text
 from asyncrl.collectors.engines.swap import swap
@@ -54,7 +55,8 @@ class VLLMEngine(EngineElsewhere):
     """Stop strings need the `text` of tokens, special ones included. `start` makes the AsyncLLM; it may block."""
 
     def __init__(self, settings: VLLMSettings, *, text: Text | None = None, start: Start = start) -> None:
-        super().__init__(max_length=settings.max_length, limit=lambda: settings.rows, text=text)
+        self._in_flight = in_flight = InFlightLimit(settings.rows)
+        super().__init__(max_length=settings.max_length, limit=lambda: in_flight.limit, text=text)
         self._settings = settings
         self._make = start
         self._llm: AsyncLLM | None = None
@@ -63,7 +65,7 @@ class VLLMEngine(EngineElsewhere):
         self._asked = 0
         self._started = anyio.Event()
         self._broken: GenerationError | None = None
-        self._cache_use = CacheUse()
+        self._cache_use = CacheUse(self._adapt)
 
     async def run(self) -> None:
         """Start vLLM, then serve until cancelled; GenerationError once it is dead."""
@@ -244,6 +246,11 @@ class VLLMEngine(EngineElsewhere):
                 if self._broken is None:
                     await self._go_on()
             return anyio.current_time() - held
+
+    def _adapt(self, pressure: Pressure) -> None:
+        in_flight = len(self._admission.running)
+        if self._in_flight.observe(pressure, in_flight=in_flight, now=anyio.current_time()):
+            self._admission.admit()
 
     async def _hold(self) -> None:
         """Stop between two tokens. Paused by the user, it stays as it is."""

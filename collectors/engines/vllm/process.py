@@ -1,6 +1,7 @@
 """vLLM's engine process: how it is started, how it loads weights, and what it says of its cache."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from asyncrl.collectors.engines.in_flight import Pressure
 from asyncrl.collectors.engines.swap import START
 from asyncrl.collectors.engines.vllm.settings import VLLMSettings
 from asyncrl.engine.errors import GenerationError
@@ -21,10 +23,18 @@ WORKER_EXTENSION = "asyncrl.collectors.engines.vllm.worker.WorkerExtension"
 
 
 class CacheUse:
-    """The share of the key-value cache in use, as vLLM last reported it."""
+    """The share of the key-value cache in use, as vLLM last reported it; `heard` is told after each of its steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Callable[[Pressure], None]) -> None:
         self.share = 0.0
+        self._preemptions = 0
+        self._heard = heard
+
+    def hear(self, share: float, *, waiting: int, preempted: int) -> None:
+        """Take what vLLM says of one step."""
+        self.share = share
+        self._preemptions += preempted
+        self._heard(Pressure(share, waiting, self._preemptions))
 
     def logger(self, config: Any, index: int = 0) -> StatLoggerBase:
         """Make the object that vLLM reports to after each step."""
@@ -39,7 +49,11 @@ class _Logger(StatLoggerBase):
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
         if scheduler_stats is not None:
-            self._use.share = float(scheduler_stats.kv_cache_usage)
+            self._use.hear(
+                float(scheduler_stats.kv_cache_usage),
+                waiting=scheduler_stats.num_waiting_reqs,
+                preempted=0 if iteration_stats is None else iteration_stats.num_preempted_reqs,
+            )
 
     def log_engine_initialized(self) -> None:
         pass

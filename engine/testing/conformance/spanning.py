@@ -41,7 +41,7 @@ class SpanningGenerator(FakeGenerator):
         if first < tokens:
             spans.append((version, first, tokens))
         out = []
-        for index in range(len(request.seeds)):
+        for index in range(request.size):
             ids = (*tokenizer.encode(str(index % 10) * (tokens - 1)), tokenizer.eos_id)
             out.append(Completion(ids, (-1.0,) * tokens, tuple(spans), True))
         return out

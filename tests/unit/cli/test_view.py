@@ -52,7 +52,7 @@ EVENTS: list[AnyEvent] = [
         samples=2,
         tokens=6,
         reward_sum=1.5,
-        metrics={},
+        metrics={"engine/busy_share": 0.97},
         wall=107.0,
     ),
 ]
@@ -78,7 +78,8 @@ def test_a_line_names_what_there_is_to_see() -> None:
     view, _ = view_of(EVENTS, [0.0])
     assert view.line() == (
         "step 1 (1 batches judged)  reward 0.400  ages 0: 1, 2: 1  kept 1/2 groups  masked nan_reward: 1  "
-        "dropped [/odd] reason: 1, zero_std: 1  failed score_error: 1  tok/s 0 trained, 0 generated"
+        "dropped [/odd] reason: 1, zero_std: 1  failed score_error: 1  tok/s 0 trained, 0 generated  "
+        "engines 97% busy"
     )
 
 
@@ -175,7 +176,9 @@ def test_the_summary_has_its_stable_keys() -> None:
         "exit": {"code": 0, "reason": "step limit reached"},
     }
     assert {key: summary[key] for key in promised} == promised
-    assert set(summary) - set(promised) <= {"batches", "trained_tokens", "generated_tokens", "length_bias", "alarms"}
+    assert set(summary) - set(promised) <= {
+        *("batches", "trained_tokens", "generated_tokens", "engine_busy_share", "length_bias", "alarms")
+    }
 
 
 def test_a_run_without_a_step_has_nulls_and_no_nan() -> None:

@@ -78,6 +78,7 @@ def at_desk(
     put_timeout_s: float = 30.0,
     group_timeout_s: float = 60.0,
     queue_timeout_s: float = 300.0,
+    oversample: int = 0,
 ) -> Any:
     """Run `work` beside a collector, in virtual time."""
 
@@ -87,7 +88,7 @@ def at_desk(
         used = generator or FakeGenerator()
         collector = Collector(
             "collector0",
-            CollectorSettings("train", 0.7, 5, queue_timeout_s, group_timeout_s, put_timeout_s),
+            CollectorSettings("train", 0.7, 5, queue_timeout_s, group_timeout_s, put_timeout_s, oversample),
             generator=used,
             scorer=scorer or in_place_scorer(task or FakeTask()),
             tokenizer=CharTokenizer(),
@@ -139,6 +140,16 @@ def test_the_generator_gets_the_prompt_and_one_seed_a_sample() -> None:
         assert request.prompt_ids == tuple(CharTokenizer().encode(f"{number % 4}>"))
         assert request.seeds == tuple(sample_seed(9, number, i) for i in range(4))
         assert (request.temperature, request.max_new_tokens) == (0.7, 5)
+
+
+def test_a_surplus_has_the_seeds_behind_those_of_the_group() -> None:
+    class Late(FakeGenerator):
+        async def generate(self, request: GroupRequest) -> Sequence[Completion]:
+            assert request.seeds == tuple(sample_seed(3, 0, i) for i in range(6))
+            return (await super().generate(request))[::-1]
+
+    group = at_desk(one_group, generator=Late(), oversample=2)
+    assert group.keys == ("v0_p0_g0", "v0_p0_g1", "v0_p0_g2", "v0_p0_g3")
 
 
 def test_a_group_is_put_whole_with_its_tags_and_columns() -> None:

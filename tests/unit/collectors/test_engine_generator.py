@@ -1,13 +1,13 @@
 """A generator over an engine: groups whole and in order, updates while they decode, and exact batches."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import anyio
 import pytest
 import torch
 
-from asyncrl.collectors.engines.base import Sampling
+from asyncrl.collectors.engines.base import Chunk, Request, Result, Sampling
 from asyncrl.collectors.generators.base import GroupRequest
 from asyncrl.collectors.generators.engine_generator import EngineGenerator, OnUpdate
 from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
@@ -96,6 +96,53 @@ def test_a_request_that_the_engine_cannot_serve_fails_alone() -> None:
     scripted(body)
 
 
+@pytest.mark.parametrize("on_update", ["keep", "continue"])
+def test_the_first_of_a_group_to_end_are_kept_in_order_and_the_others_aborted(on_update: OnUpdate) -> None:
+    """Lengths by seed: 9, 3, 8, 2 and 5 tokens; of five samples three are asked for."""
+    lengths = {1: 9, 2: 3, 3: 8, 4: 2, 5: 5}
+
+    def make(request: Request, index: int, version: int) -> int:
+        return 1 if index + 1 == lengths[request.seed] else 7
+
+    async def main() -> None:
+        engine = ScriptedEngine(STATE, token_s=1.0, make=make)
+        generator = EngineGenerator(engine, Sampling(10, stop_ids=(1,)), on_update=on_update)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(generator.run)
+            tasks.start_soon(updated, generator, 3.5)
+            completions = await generator.generate(request((1, 2, 3, 4, 5), surplus=2))
+            assert virtual_clock() == pytest.approx(5.0, abs=1.0)
+            assert [len(completion.token_ids) for completion in completions] == [3, 2, 5]
+            await anyio.sleep(1.5)
+            assert (engine._running, list(engine._waiting)) == ([], [])
+            tasks.cancel_scope.cancel()
+
+    run_virtual(main)
+
+
+def test_a_sample_of_the_surplus_may_go_wrong_and_more_may_not() -> None:
+    async def ended(wrong: tuple[int, ...]) -> None:
+        class Failing(ScriptedEngine):
+            async def generate(self, request: Request) -> AsyncGenerator[Chunk | Result, None]:
+                if request.seed in wrong:
+                    yield Result((), (), (), "error", "out of order")
+                async for item in super().generate(request):
+                    yield item
+
+        generator = EngineGenerator(Failing(STATE, token_s=1.0), Sampling(10))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(generator.run)
+            if len(wrong) > 1:
+                with pytest.raises(GenerationError, match="out of order"):
+                    await generator.generate(request((1, 2, 3, 4), surplus=1))
+            else:
+                assert len(await generator.generate(request((1, 2, 3, 4), surplus=1))) == 3
+            tasks.cancel_scope.cancel()
+
+    run_virtual(lambda: ended((2,)))
+    run_virtual(lambda: ended((2, 3)))
+
+
 def test_groups_granted_together_decode_as_one_batch_to_the_bit() -> None:
     """Whatever is asked meanwhile, and however the requests of the other batch fall between."""
 
@@ -137,3 +184,20 @@ def test_a_group_taken_whole_has_the_tokens_of_its_seeds_and_says_when_it_begins
     whole, streamed = run_virtual(lambda: run(True)), run_virtual(lambda: run(False))
     assert whole == streamed
     assert whole[1] == 1
+
+
+def test_a_group_taken_whole_that_is_cancelled_is_aborted_with_what_waits() -> None:
+    async def main() -> None:
+        engine = native_engine(tiny_model("llama", 0), rows=4, length=64)
+        generator = EngineGenerator(engine, Sampling(50), groups=engine)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(generator.run)
+            with anyio.CancelScope() as scope:
+                await generator.generate(request(tuple(range(12)), 50, turn=lambda _: scope.cancel()))
+            await generator.generate(request((20,), 2))
+            stats = await engine.stats()
+            assert (stats.running, stats.waiting) == (0, 0)
+            assert stats.tokens < 50
+            tasks.cancel_scope.cancel()
+
+    run_virtual(main)

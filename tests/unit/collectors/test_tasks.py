@@ -12,6 +12,12 @@ from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.records import Prompt
 
 
+def test_long_tail_rewards_the_first_character_alone() -> None:
+    task = load_task("long_tail", {})
+    three = next(prompt for prompt in task.prompts() if prompt.answer == "3")
+    assert [task.score(three, text) for text in ("5", "58888888", "4", "")] == [1.0, 1.0, 0.0, 0.0]
+
+
 class Empty(Task):
     def prompts(self) -> Sequence[Prompt]:
         return []

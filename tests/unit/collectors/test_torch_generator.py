@@ -335,10 +335,12 @@ def test_stats_count_tokens_and_places(running: Any, fixed_logits: Any, make_gat
                 for _ in range(3):
                     tasks.start_soon(generator.generate, request((5,), (0, 1), 3))
                 await anyio.sleep(1)
-                assert (await generator.stats()) == {"running": 1, "waiting": 2, "tokens": 0, "version": 0}
+                stats = await generator.stats()
+                assert [stats[name] for name in ("running", "waiting", "tokens", "busy_s")] == [2, 4, 0, 1.0]
                 gate.open()
             await anyio.sleep(1)
-            assert (await generator.stats()) == {"running": 0, "waiting": 0, "tokens": 18, "version": 0}
+            stats = await generator.stats()
+            assert [stats[name] for name in ("running", "waiting", "tokens", "busy_s")] == [0, 0, 18, 1.0]
 
     run_virtual(main)
 

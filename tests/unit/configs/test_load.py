@@ -124,7 +124,9 @@ def test_a_file_that_is_wrong_is_refused_by_its_name(tmp_path: Path, text: str, 
     assert hint in message
 
 
-@pytest.mark.parametrize(("name", "hint"), [("defalt", "did you mean default?"), ("no/such/file.yaml", "default, rev")])
+@pytest.mark.parametrize(
+    ("name", "hint"), [("defalt", "did you mean default?"), ("no/such/file.yaml", "default, long_tail, rev")]
+)
 def test_a_preset_or_file_that_is_not_there_is_refused(name: str, hint: str) -> None:
     message = refusal(config=name)
     assert message.startswith(f"--config {name} is neither a file nor a preset")
@@ -142,6 +144,8 @@ def test_a_preset_or_file_that_is_not_there_is_refused(name: str, hint: str) -> 
         (["trainer.balance=false", "trainer.micro_batch_order=cheap_ends"], ["balance is false", "order cheap_ends"]),
         (["data_plane.capacity_rows=47"], ["capacity_rows is 47", "= 48"]),
         (["collector.decode_samples=15"], ["decode_samples is 15", "group_size 16"]),
+        (["rollout.oversample=241"], ["decode_samples is 256", "group_size 16", "oversample 241"]),
+        (["rollout.oversample=2", "rollout.max_staleness=0"], ["oversample is 2", "max_staleness 0"]),
         (["filters=[{max_age: 1}]"], ["each entry needs a name", "max_age"]),
         (["filters=[{name: 3}]"], ["each entry needs a name"]),
     ],
@@ -158,6 +162,7 @@ def test_what_just_fits_is_taken() -> None:
     settings("trainer.micro_batch_tokens=8", "trainer.align=4", "rollout.max_new_tokens=7")
     settings("data_plane.capacity_rows=48")
     settings("collector.decode_samples=16")
+    settings("rollout.oversample=240")
     settings("run.seed=4294967295", "rollout.max_staleness=0", "trainer.learning_rate=1", "run.stop_at_reward=-1.5")
 
 
@@ -239,7 +244,7 @@ def test_every_preset_loads(name: str) -> None:
 
 
 def test_there_are_the_presets_of_the_two_tasks() -> None:
-    assert preset_names() == ["default", "reverse", "sleepy"]
+    assert preset_names() == ["default", "long_tail", "reverse", "sleepy"]
     default, reverse = load("default").config, load("reverse").config
     assert (default.task.name, default.run.batches, default.rollout.max_staleness) == ("echo", 240, 2)
     assert [entry["name"] for entry in default.filters] == ["staleness", "zero_std"]

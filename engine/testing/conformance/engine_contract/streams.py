@@ -3,7 +3,11 @@
 from contextlib import aclosing
 from dataclasses import replace
 
+import anyio
+
 from asyncrl.collectors.engines.base import Chunk, Request, Sampling
+from asyncrl.collectors.generators.base import GroupRequest
+from asyncrl.collectors.generators.engine_generator import EngineGenerator
 from asyncrl.engine.testing.conformance.engine_contract.trial import Stream, Trial, reading
 
 
@@ -72,6 +76,20 @@ async def who_stops_reading_aborts(trial: Trial) -> None:
     await trial.until(lambda stats: not stats.running)
 
 
+async def a_group_whose_reader_is_cancelled_is_aborted(trial: Trial) -> None:
+    """As one is that no batch to come could train (`rollout.cancel_stale`), those that wait included."""
+    many, before = 40, (await trial.engine.stats()).tokens
+    generator = EngineGenerator(trial.engine, Sampling(trial.long_tokens))
+    prompt = trial.request().prompt_ids
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(generator.generate, GroupRequest(prompt, tuple(range(many)), trial.long_tokens, 1.0))
+        await trial.until(lambda stats: stats.running > 0 and stats.running + stats.waiting == many)
+        tasks.cancel_scope.cancel()
+    await trial.until(lambda stats: not stats.running and not stats.waiting)
+    # Otherwise all of them would have been decoded to their ends.
+    assert (await trial.engine.stats()).tokens - before < many * trial.long_tokens / 2
+
+
 async def a_partial_goes_on_where_it_was(trial: Trial) -> None:
     async with reading(trial, trial.long_request(), tokens=2) as (stream,):
         await trial.engine.abort([stream.request.id])
@@ -113,6 +131,7 @@ STREAMS = (
     an_abort_gives_what_was_made,
     an_abort_of_all_spares_nobody,
     who_stops_reading_aborts,
+    a_group_whose_reader_is_cancelled_is_aborted,
     a_partial_goes_on_where_it_was,
     a_partial_without_budget_comes_back_as_it_is,
     what_cannot_be_served_ends_as_an_error,

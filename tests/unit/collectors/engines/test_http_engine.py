@@ -90,6 +90,24 @@ def test_requests_go_to_the_replica_with_the_fewest_outstanding(kind: str, check
 
 
 @KINDS
+def test_a_reader_that_is_cancelled_leaves_nothing_on_the_server(kind: str, checkpoint: Path) -> None:
+    async def run() -> None:
+        async with trial_of(kind, checkpoint, token_s=0.01) as (trial, (server,)):
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as tasks:
+                    for _ in range(3):
+                        tasks.start_soon(trial.run, trial.long_request())
+                    while (await server.engine.stats()).running < 3:
+                        await anyio.sleep(0.001)
+                    scope.cancel()
+            while (await server.engine.stats()).running:
+                await anyio.sleep(0.001)
+            assert (await server.engine.stats()).tokens < 3 * trial.long_tokens
+
+    held(run)
+
+
+@KINDS
 def test_a_request_goes_on_elsewhere_when_its_replica_dies(kind: str, checkpoint: Path) -> None:
     async def run() -> None:
         async with trial_of(kind, checkpoint, replicas=2, token_s=0.01) as (trial, servers):

@@ -2,16 +2,22 @@
 
 import json
 import math
+import random
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
 
+from asyncrl.collectors.engines.base import Request, Sampling
+from asyncrl.collectors.generators.engine_generator import EngineGenerator
 from asyncrl.collectors.tasks import Reward
 from asyncrl.engine import metrics
 from asyncrl.engine.events.summary import summarise
 from asyncrl.engine.events.types import BatchJudged, Judged, StepEnded
+from asyncrl.engine.records import Prompt
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
+from asyncrl.engine.testing.scripted_engine import ScriptedEngine
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
 
 
@@ -66,6 +72,50 @@ def test_what_ranks_sum_over_tokens_becomes_a_mean_over_the_tokens_of_all() -> N
 def test_every_metric_is_always_there() -> None:
     names = {frozenset(step.metrics) for step in simulate(simulated_config(run__steps=8)).of(StepEnded)}
     assert len(names) == 1
+
+
+class Coin(FakeTask):
+    """Rewards that alternate, whatever the engine made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._coins = cycle((0, 1))
+
+    def score(self, prompt: Prompt, response: str) -> Reward | float:
+        return float(next(self._coins))
+
+
+def engine_run(engine: ScriptedEngine, sampling: Sampling, **changes: Any) -> Outcome:
+    config = simulated_config(rollout__max_new_tokens=sampling.max_new_tokens, **changes)
+    generators: list[Any] = [EngineGenerator(engine, sampling)]
+    return simulate(config, task=Coin(), generators=generators)
+
+
+def test_with_slow_generation_and_long_tails_the_engine_never_waits_while_run_ahead_is_left() -> None:
+    """A step's 8 answers take 4 rows about 8 s and the ranks 1 s; all run-ahead is granted, what has no row waits."""
+
+    def make(request: Request, index: int, version: int) -> int:
+        return 1 if random.Random(f"{request.seed}/{index}").random() < 1 / 16 else 7
+
+    engine = ScriptedEngine({}, token_s=0.25, rows=4, make=make)
+    sampling = Sampling(128, stop_ids=(1,))
+    outcome = engine_run(engine, sampling, run__steps=12, rollout__max_staleness=2, rollout__stale_mode="tokens")
+    steps = [step.metrics for step in outcome.of(StepEnded)]
+    assert min(step[metrics.ENGINE_BUSY] for step in steps) > 0.95
+    assert min(step[metrics.ENGINE_WAITING] for step in steps) >= 4
+    assert max(step[metrics.ENGINE_RUNNING] for step in steps) == 4
+
+
+def test_a_step_says_how_busy_the_engine_was_since_the_last_one() -> None:
+    # Of 3 s per step, the next group is not granted before the last one's version is published.
+    engine = ScriptedEngine({}, token_s=0.25, rows=8)
+    outcome = engine_run(engine, Sampling(8), run__steps=6, rollout__max_staleness=0, rollout__groups_per_step=1)
+    shares = [step.metrics[metrics.ENGINE_BUSY] for step in outcome.of(StepEnded)]
+    assert shares[0] == pytest.approx(1.0)
+    assert shares[1:] == pytest.approx([2 / 3] * 5, abs=0.02)
+    assert summary(outcome)["engine_busy_share"] == pytest.approx(sum(shares) / 6)
+    rates = [step.metrics[metrics.ENGINE_TOKEN_RATE] for step in outcome.of(StepEnded)]
+    assert rates[0] == pytest.approx(4 * 4)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
