@@ -1,16 +1,22 @@
 """What the controller sends to a collector: a prompt, and the order to generate a group of it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt of a task. `id` is the same in all epochs and retries; the integer 1 and the string "1" differ."""
+    """One prompt of a task. `id` is the same in all epochs and retries; the integer 1 and the string "1" differ.
+
+    `fields` are the other columns of its record, JSON values by name, for the reward; the event log holds none of them.
+    """
 
     id: int | str
     text: str
     answer: str = ""
     dataset: str = "default"
+    fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
