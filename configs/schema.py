@@ -455,7 +455,9 @@ class RunConfig(Section):
         if data.path is not None and data.sets:
             raise ValueError(f"data.path is {data.path!r} and data.sets has {len(data.sets)} entries; give one of them")
         if data.split is not None and data.path is None:
-            raise ValueError(f"data.split is {data.split!r} and data.path null; an entry of data.sets has its own split")
+            raise ValueError(
+                f"data.split is {data.split!r} and data.path null; an entry of data.sets has its own split"
+            )
         if len({entry.weight is None for entry in data.sets}) > 1:
             raise ValueError("data.sets: some entries have a weight and some have none; give all of them one, or none")
         if "{prompt}" not in data.prompt_format:

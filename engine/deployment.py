@@ -71,10 +71,10 @@ class ModelHolder(Protocol):
 class Deployment:
     """A started run: data plane, collectors, ranks, and what to generate from.
 
-    `prompts` are one epoch's, or a stream of their own order; `examples` are (ids, prompt tokens) for the supervised warm-up. The plan is
-    balanced by `cost`, the FLOPs of samples of so many tokens; without it, by tokens. `owner` names this driver's
-    claims; two drivers on one data plane need two names. `record` is given the number and the keys of each step
-    before it is trained.
+    `prompts` are one epoch's, or a stream of their own order; `examples` are (ids, prompt tokens) for the supervised
+    warm-up. The plan is balanced by `cost`, the FLOPs of samples of so many tokens; without it, by tokens. `owner`
+    names this driver's claims; two drivers on one data plane need two names. `record` is given the number and the keys
+    of each step before it is trained.
     """
 
     plane: DataPlane

@@ -65,9 +65,7 @@ class Turn:
 class PromptSource:
     """Gives out turns, from a list of prompts that it shuffles or from a stream. Retired prompts are passed over."""
 
-    def __init__(
-        self, prompts: Sequence[Prompt] | PromptStream, config: RunConfig, retirement: Retirement
-    ) -> None:
+    def __init__(self, prompts: Sequence[Prompt] | PromptStream, config: RunConfig, retirement: Retirement) -> None:
         self._prompts = (
             prompts
             if isinstance(prompts, PromptStream)
