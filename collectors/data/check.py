@@ -4,14 +4,10 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import structlog
-
 from asyncrl.collectors.data.columns import Record
 from asyncrl.collectors.data.prompts import HELD_OUT, DataPrompts
 from asyncrl.engine.errors import ConfigError, DataError
 from asyncrl.engine.records import Prompt
-
-log = structlog.get_logger()
 
 CHECKED_RECORDS = 100_000
 """Of a set of so many records all are checked at the start; of a larger one RUNS · RUN_RECORDS, and the others when
@@ -56,8 +52,8 @@ def check_prompts(prompts: DataPrompts) -> Checked:
     _report(prompts, found)
     if not found.longest:
         _refuse(prompts, found, [place for _, place in heapq.nsmallest(LONGEST, lengths)])
-    elif found.bad:
-        log.warning("bad records are left out", bad=found.bad, looked_at=found.records, first=str(found.first))
+    if found.bad:
+        prompts.notice = {"bad": found.bad, "looked_at": found.records, "first": str(found.first)}
     return found
 
 

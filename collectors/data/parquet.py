@@ -18,7 +18,7 @@ whole row group for most of its records, and is faster as JSONL."""
 
 
 class ParquetFile:
-    """The records of a Parquet file. ConfigError if it is none, or `pyarrow` is not installed."""
+    """The records of a Parquet file. ConfigError if it cannot be read as such, or `pyarrow` is missing."""
 
     def __init__(self, path: Path) -> None:
         try:

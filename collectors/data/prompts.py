@@ -70,6 +70,9 @@ class DataPrompts(PromptStream):
         self.renderer = renderer
         self.limits = limits
         self._epochs = epochs
+        # Nothing is printed before a run has its log, so it is told with the first draw.
+        self.notice: Mapping[str, Any] = {}
+        """What the check before the start has to say of bad records."""
         self._skipped: Counter[str] = Counter()
         sizes = {entry.name: len(entry.records) for entry in sets}
         weights = [entry.weight for entry in sets if entry.weight is not None]
@@ -85,6 +88,9 @@ class DataPrompts(PromptStream):
         return self._skipped
 
     def __next__(self) -> Prompt:
+        if self.notice:
+            log.warning("bad records are left out", **self.notice)
+            self.notice = {}
         for _ in range(2 * self._count):
             if self._epochs is not None and self._mixture.position >= self._epochs * self._count:
                 raise StopIteration
