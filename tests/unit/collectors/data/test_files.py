@@ -90,5 +90,27 @@ def test_a_folder_that_datasets_saved_is_read_by_split(tmp_path: Path) -> None:
     assert open_records(str(tmp_path / "two"), "test").read(0) == {"prompt": "b"}
     with pytest.raises(ConfigError, match=r"two has the splits train, test, and none was named; set data\.split"):
         open_records(str(tmp_path / "two"))
+    assert open_records(str(tmp_path / "two" / "train")).place(1).endswith("train, row 2")
+
+
+def test_a_data_set_is_found_by_name_in_the_cache_and_never_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    (tmp_path / "set.jsonl").write_text('{"prompt": "a"}', encoding="utf-8")
+    datasets.load_dataset("json", "one", data_files=str(tmp_path / "set.jsonl"), cache_dir=str(tmp_path / "cache"))
+    (cached,) = (tmp_path / "cache" / "json").glob("one*")
+    (tmp_path / "cache" / "json").rename(tmp_path / "cache" / "owner___name")
+    cached = tmp_path / "cache" / "owner___name" / cached.name
+    for file in cached.rglob("json-*.arrow"):
+        file.rename(file.with_name(file.name.replace("json-", "name-", 1)))
+    for file in cached.rglob("dataset_info.json"):
+        file.write_text(file.read_text(encoding="utf-8").replace('"json"', '"name"'), encoding="utf-8")
+    cached.rename(cached.with_name("one"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("it went to the network"))
+    for name in ("owner/name", "owner/name:one"):
+        records = open_records(name)
+        assert (len(records), records.read(0)) == (1, {"prompt": "a"})
     with pytest.raises(ConfigError, match=r"'no-such/set' is neither .* from its cache .*data\.fetch true"):
         open_records("no-such/set")
