@@ -86,12 +86,16 @@ def check_runnable(loaded: Loaded, objects: Sequence[BaseRolloutFilter] = ()) ->
 
 def _check_data(loaded: Loaded) -> None:
     """Refuse options of data sets where none is named."""
-    data, default = loaded.config.data, load().config.data
+    data = loaded.config.data
+    if data.given:
+        return
+    default = load().config.data
     for name in type(data).model_fields:
-        if not data.given and getattr(data, name) != getattr(default, name):
+        value = getattr(data, name)
+        if value != getattr(default, name):
             raise ConfigError(
-                f"data.{name} (from {loaded.sources[f'data.{name}']}) is {getattr(data, name)!r}, and data.path is "
-                "null and data.sets empty, so it would change nothing; name a file with --data FILE (data.path)"
+                f"data.{name} (from {loaded.sources[f'data.{name}']}) is {value!r}, and data.path is null and "
+                "data.sets empty, so it would change nothing; name a file with --data FILE (data.path)"
             )
 
 

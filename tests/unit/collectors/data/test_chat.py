@@ -12,6 +12,7 @@ from asyncrl.collectors.data.prepare import with_data
 from asyncrl.collectors.tasks.prepared import prepare_task
 from asyncrl.configs import RunConfig, load_config
 from asyncrl.engine.errors import ConfigError
+from asyncrl.engine.lifecycle.checks import check_checkpoint
 from asyncrl.engine.lifecycle.parts import run_tokenizer
 from asyncrl.engine.records import Prompt
 
@@ -75,6 +76,12 @@ def test_a_template_that_writes_no_first_token_is_refused_until_the_user_has_dec
         chat(TEXT, template=MESSAGES)
     config, prompt = chat(TEXT, template=MESSAGES, **{"rollout.add_bos": False})
     assert len(run_tokenizer(config).encode(prompt.text)) == len("81>7")
+
+
+def test_a_limit_on_prompts_that_the_model_has_no_positions_for_is_refused(chat: Chat) -> None:
+    config, prompt = chat(TEXT, max_prompt_tokens=2047)
+    with pytest.raises(ConfigError, match=r"data\.max_prompt_tokens is 2047 .* at most the model's 2048 positions"):
+        check_checkpoint(config, [prompt])
 
 
 @pytest.mark.parametrize(
