@@ -13,7 +13,6 @@ _NAMES: dict[Any, str] = {
     int: "an integer",
     float: "a number",
     str: "a string",
-    bool: "true or false",
     NoneType: "null",
     list: "a list",
     dict: "a map",
