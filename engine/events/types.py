@@ -282,8 +282,7 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run_ended"):
     """`keys_left` counts keys of the run in the data plane; null if it no longer answered.
 
     `filters` says what each filter did, by name. `model` says which versions were saved, by folder, and how many saves
-    failed; null if the run saves none. `skipped` says how many records of
-    data sets were left out, by reason.
+    failed; null if the run saves none. `skipped` says how many records of data sets were left out, by reason.
     """
 
     code: int
