@@ -1,6 +1,6 @@
 """The configuration: frozen sections with the meaning of every field.
 
-No field has a default here: `presets/default.yaml` is the one source of defaults.
+No field of a section has a default here: `presets/default.yaml` is the one source of defaults.
 """
 
 from typing import Annotated, Any, Literal
@@ -85,12 +85,67 @@ class Task(Section):
     name: str
     """`echo`, `reverse`, `sleepy`, `long_tail`, or `module:Class` of your own task."""
     epochs: Count | None
-    """Passes over the task's prompts; null: no limit."""
+    """Passes over the task's prompts, or over the records of `data`; null: no limit."""
     options: dict[str, Any]
     """Keyword arguments of the task's class."""
     retire_after: Count | None
     """Leave out a prompt for the rest of the run after this many of its groups failed without a good one in between;
     null: never."""
+
+
+class DataSet(Section):
+    """One entry of `data.sets`; what it leaves out is None."""
+
+    path: str
+    name: Annotated[str, Field(min_length=1)] | None = None
+    weight: Factor | None = None
+    split: str | None = None
+
+
+class Data(Section):
+    path: str | None
+    """Prompts from one data set: a file (.jsonl, .parquet), a folder that `datasets` saved, or the name of a data set
+    in its cache; null: the task lists its own prompts, or `sets` has several."""
+    split: str | None
+    """Split of `path`, for a data set of `datasets` that has several."""
+    sets: list[DataSet]
+    """Several data sets, as a mixture. Each entry has `path`, and may have `name` (default: that of the file, without
+    its ending), `weight` (default: its number of records) and `split`."""
+    prompt_column: str
+    """Field with the prompt: a text, or chat messages (a list of maps with `role` and `content`)."""
+    answer_column: str | None
+    """Field with the answer, which rewards compare with; null: records have none."""
+    id_column: str | None
+    """Field with an id, a text or an integer, unique over all sets; null: the set's name and the record's number, as in
+    `train:17`."""
+    dataset_column: str | None
+    """Field with the name under which a prompt is counted; null: the set's name."""
+    prompt_format: str
+    """Text of a prompt, with {prompt} where the record's goes; for prompts that are texts, also those of `few_shot`."""
+    system_prompt: str | None
+    """System message before every chat that does not begin with one; null: none. It needs a chat template."""
+    chat_template: Literal["auto", "on", "off"]
+    """Whether prompts go through the tokenizer's chat template, a text as one message of the user. `auto`: if the
+    tokenizer has one."""
+    few_shot: list[dict[str, str]] | str
+    """Examples in front of every prompt: a list of maps with `prompt` and `answer`, or a JSONL file with the columns
+    above. Through a chat template they are earlier turns, else text with an empty line behind each answer."""
+    max_prompt_tokens: Count | None
+    """Leave out prompts of more tokens than this, and count them; null: no limit."""
+    min_prompt_tokens: Count
+    """Leave out prompts of fewer tokens than this, and count them."""
+    holdout: Annotated[float, Field(ge=0, lt=1)]
+    """Share of the records that is never trained on, chosen by a hash of the id: the same in every run."""
+    on_bad_record: Literal["error", "skip"]
+    """What a record does that cannot be used. `error`: it ends the run, before the start if it is found then; `skip`:
+    it is left out and counted."""
+    fetch: bool
+    """Whether `datasets` may download a data set that is not in its cache."""
+
+    @property
+    def given(self) -> bool:
+        """Whether prompts come from data sets, not from the task."""
+        return self.path is not None or bool(self.sets)
 
 
 class Rollout(Section):
@@ -342,6 +397,7 @@ class RunConfig(Section):
     run: Run
     model: Model
     task: Task
+    data: Data
     rollout: Rollout
     collector: Collector
     filters: list[dict[str, Any]]
@@ -405,6 +461,26 @@ class RunConfig(Section):
                 f"rollout.oversample is {rollout.oversample} and rollout.max_staleness 0; which answers end first is a "
                 "matter of time, and a run at 0 can be repeated exactly. oversample must be 0, or max_staleness at "
                 "least 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _data_agree(self) -> "RunConfig":
+        data = self.data
+        if data.path is not None and data.sets:
+            raise ValueError(f"data.path is {data.path!r} and data.sets has {len(data.sets)} entries; give one of them")
+        if data.split is not None and data.path is None:
+            raise ValueError(
+                f"data.split is {data.split!r} and data.path null; an entry of data.sets has its own split"
+            )
+        if len({entry.weight is None for entry in data.sets}) > 1:
+            raise ValueError("data.sets: some entries have a weight and some have none; give all of them one, or none")
+        if "{prompt}" not in data.prompt_format:
+            raise ValueError(f"data.prompt_format is {data.prompt_format!r}; it must hold {{prompt}}")
+        if data.max_prompt_tokens is not None and data.min_prompt_tokens > data.max_prompt_tokens:
+            raise ValueError(
+                f"data.min_prompt_tokens is {data.min_prompt_tokens} and data.max_prompt_tokens "
+                f"{data.max_prompt_tokens}; no prompt is within both"
             )
         return self
 

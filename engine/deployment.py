@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from asyncrl.engine.aio.outbox import Numbered
 from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.model.folder import Note
-from asyncrl.engine.records import Grant, Prompt
+from asyncrl.engine.records import Grant, Prompt, PromptStream
 from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork
 from asyncrl.engine.weights.base import Offer, Sent
 from asyncrl.trainers.fan_out import Cost
@@ -71,16 +71,16 @@ class ModelHolder(Protocol):
 class Deployment:
     """A started run: data plane, collectors, ranks, and what to generate from.
 
-    `prompts` are one epoch's; `examples` are (ids, prompt tokens) for the supervised warm-up. The plan is
-    balanced by `cost`, the FLOPs of samples of so many tokens; without it, by tokens. `owner` names this driver's
-    claims; two drivers on one data plane need two names. `record` is given the number and the keys of each step
-    before it is trained.
+    `prompts` are one epoch's, or a stream of their own order; `examples` are (ids, prompt tokens) for the supervised
+    warm-up. The plan is balanced by `cost`, the FLOPs of samples of so many tokens; without it, by tokens. `owner`
+    names this driver's claims; two drivers on one data plane need two names. `record` is given the number and the keys
+    of each step before it is trained.
     """
 
     plane: DataPlane
     collectors: Sequence[CollectorHandle]
     ranks: Sequence[RankHandle]
-    prompts: Sequence[Prompt]
+    prompts: Sequence[Prompt] | PromptStream
     examples: Sequence[tuple[list[int], int]]
     cost: Cost | None = None
     owner: str = "driver"

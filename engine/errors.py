@@ -12,6 +12,10 @@ class ConfigError(AsyncRLError, ValueError):
     """An option has a value that cannot work; the message names option, value and range."""
 
 
+class DataError(AsyncRLError, ValueError):
+    """A record of a data set cannot be used; the message names file, line and field."""
+
+
 class VersionError(AsyncRLError, ValueError):
     """A weight version went backwards, or is newer than the trainer's."""
 

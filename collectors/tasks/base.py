@@ -84,9 +84,9 @@ class Task(ABC):
     extras: Sequence[str] = ()
     """Names of the tensors that every Reward of this task brings, as the model's forward names them."""
 
-    @abstractmethod
     def prompts(self) -> Sequence[Prompt]:
-        """Return all prompts of one epoch; ids are stable and unique."""
+        """Return all prompts of one epoch; ids are stable and unique. Not asked where `data` has them."""
+        raise NotImplementedError("this task lists no prompts; give it some with --data FILE (data.path)")
 
     @abstractmethod
     def score(self, prompt: Prompt, response: str) -> Reward | float | Awaitable[Reward | float]:

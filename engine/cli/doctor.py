@@ -65,6 +65,7 @@ def examine() -> Iterator[Finding]:
     yield _shared_memory()
     yield _folder()
     yield _gpu()
+    yield _extra("data", "datasets", "pip install 'asyncrl[data]', for Parquet and data sets of Hugging Face")
     yield _extra("vllm", "vllm", "scripts/install vllm, which makes .venv-vllm; or pip install 'asyncrl[vllm]'")
 
 

@@ -18,7 +18,7 @@ FilterOption = Annotated[
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Set any value: section.key=value (repeatable).")]
 
 
-_TEXT = ("run.directory", "run.runtime")
+_TEXT = ("data.path", "run.directory", "run.runtime")
 
 
 def resolve(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,12 +21,15 @@ from asyncrl.engine.errors import ConfigError, TraceError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from asyncrl.configs import Loaded, Override
+    from asyncrl.configs import Loaded, Override, RunConfig
     from asyncrl.engine.events.types import AnyEvent
+    from asyncrl.engine.records import Prompt
     from asyncrl.engine.simulate.durations import Durations
     from asyncrl.engine.simulate.profile import Profile
     from asyncrl.engine.simulate.run import Prediction
 
+_DATA_PROMPTS = 1000
+"""Prompts of data sets that are simulated; their number matters little, and their texts not at all."""
 _PLOTTED = ("mean_age", "groups_per_second", "trainer_idle", "generators_idle")
 
 
@@ -173,17 +177,15 @@ def _profile(
     if group is None or step is None:
         missing = "--group-seconds" if group is None else "--step-seconds"
         raise ConfigError(f"{missing} is required, as in {missing} lognormal:1.0,0.5; or fit a run with --from RUN")
-    from asyncrl.collectors.tasks import list_prompts, load_task
     from asyncrl.engine.simulate.durations import parse_durations
     from asyncrl.engine.simulate.profile import Given
 
     def model(option: str, otherwise: str) -> Durations:
         return parse_durations(otherwise if told[option] is None else told[option], option)
 
-    task = loaded.config.task
     response = "--response-tokens"
     return Given(
-        prompts=list_prompts(load_task(task.name, task.options), task.name),
+        prompts=_prompts(loaded.config),
         group_seconds=model("--group-seconds", ""),
         step_seconds_model=model("--step-seconds", ""),
         publish_seconds=model("--publish-seconds", "0"),
@@ -192,6 +194,20 @@ def _profile(
         mixed_share=1.0 if told["--mixed-share"] is None else told["--mixed-share"],
         failed_share=told["--failed-share"] or 0.0,
     )
+
+
+def _prompts(config: RunConfig) -> Sequence[Prompt]:
+    """Return the task's prompts, or the first _DATA_PROMPTS of the configured data sets."""
+    from asyncrl.collectors.tasks.prepared import prepare_task
+
+    task = prepare_task(config.task.name, config.task.options, warm_up=False, lists=not config.data.given)
+    if not config.data.given:
+        return task.prompts
+    from asyncrl.collectors.data.prepare import with_data
+
+    stream = with_data(config, task).stream
+    assert stream is not None
+    return list({prompt.id: prompt for prompt in islice(stream, min(_DATA_PROMPTS, stream.prompts))}.values())
 
 
 def _predict(loaded: Loaded, profile: Profile, slots: int) -> Prediction:

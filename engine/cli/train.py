@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 def train(
     config: ConfigOption = "default",
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Prompts: a .jsonl or .parquet file, or a data set of `datasets`."),
+    ] = None,
     max_staleness: Annotated[
         str | None,
         typer.Option(metavar="N", help="Largest age, in weight versions, of any token trained on; 0 is synchronous."),
@@ -35,6 +39,7 @@ def train(
 ) -> None:
     """Train a model. Exit code 0: done; 1: failed; 2: bad input; 130, 143, 129: ended by Ctrl-C, SIGTERM, SIGHUP."""
     options = [
+        ("--data", "data.path", data),
         ("--max-staleness", "rollout.max_staleness", max_staleness),
         ("--steps", "run.steps", steps),
         ("--seed", "run.seed", seed),

@@ -46,6 +46,7 @@ def summarise_log(
         ),
         "filters": (None if ended is None else ended.filters) or {},
         "model": None if ended is None else ended.model,
+        "skipped_records": (None if ended is None else ended.skipped) or {},
     }
 
 

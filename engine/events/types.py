@@ -282,7 +282,7 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run_ended"):
     """`keys_left` counts keys of the run in the data plane; null if it no longer answered.
 
     `filters` says what each filter did, by name. `model` says which versions were saved, by folder, and how many saves
-    failed; null if the run saves none.
+    failed; null if the run saves none. `skipped` says how many records of data sets were left out, by reason.
     """
 
     code: int
@@ -290,6 +290,7 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run_ended"):
     keys_left: int | None = None
     filters: dict[str, Any] | None = None
     model: dict[str, Any] | None = None
+    skipped: dict[str, int] | None = None
 
 
 AnyEvent = (

@@ -92,7 +92,7 @@ async def local_deployment(
                 plane=plane,
                 collectors=collectors,
                 ranks=ranks,
-                prompts=prepared.prompts,
+                prompts=prepared.source,
                 examples=tokenized(prepared.examples, run_tokenizer(config)),
                 cost=cost.flops if cost else None,
                 holder=ranks[0],

@@ -147,7 +147,8 @@ def with_slots(config: RunConfig, prompts: Sequence[Prompt]) -> RunConfig:
     """Return a configuration that says how many tokens a slot of the native engine holds."""
     if config.collector.slot_tokens is not None:
         return config
-    tokens = longest_prompt(prompts, run_tokenizer(config)) + config.rollout.max_new_tokens
+    longest = config.data.max_prompt_tokens or longest_prompt(prompts, run_tokenizer(config))
+    tokens = longest + config.rollout.max_new_tokens
     return config.model_copy(update={"collector": config.collector.model_copy(update={"slot_tokens": tokens})})
 
 

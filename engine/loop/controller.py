@@ -19,7 +19,7 @@ What happens to a batch, in which order, is in core.py; this file gives it tasks
 is written against anyio with clock and I/O injected, so it runs on Ray, in one process and under virtual time alike.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import anyio
@@ -44,6 +44,7 @@ from asyncrl.engine.loop.prompt_source import PromptSource
 from asyncrl.engine.loop.publisher import Publisher
 from asyncrl.engine.loop.recall import Recall
 from asyncrl.engine.loop.retirement import Retirement
+from asyncrl.engine.records import PromptStream
 from asyncrl.engine.records.ending import DATA_EXHAUSTED, INTERRUPTED, LIMIT_STEPS, Ending, failure, first_cause
 from asyncrl.engine.weights.digest import Digest, check_equal
 from asyncrl.filters import Chain
@@ -73,7 +74,9 @@ class Controller:
         self._deployment = deployment
         self._events = events
         self._progress = progress
-        retirement = Retirement(config.task.retire_after, prompts=len(deployment.prompts))
+        given = deployment.prompts
+        count = given.prompts if isinstance(given, PromptStream) else len(given)
+        retirement = Retirement(config.task.retire_after, prompts=count)
         self._prompts = PromptSource(deployment.prompts, config, retirement)
         self.core = core = Core(
             config,
@@ -135,6 +138,11 @@ class Controller:
             return ending
         version, stop_s = self.core.versions.trainer, self._config.supervision.stop_timeout_s
         return await self._saver.finish(ending, version=version, stop_s=stop_s)
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """How many records of data sets were left out, by reason."""
+        return self._prompts.skipped
 
     @property
     def waits_for(self) -> str:

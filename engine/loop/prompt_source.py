@@ -6,27 +6,51 @@ does not count as a try. No prompt comes again once the source is closed.
 
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import structlog
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine.loop.retirement import Retirement
-from asyncrl.engine.records import Grant, Prompt
+from asyncrl.engine.records import Grant, Prompt, PromptStream
 from asyncrl.engine.records.fate import RECALLED
 
 log = structlog.get_logger()
 
 
-def prompt_source(prompts: Sequence[Prompt], *, seed: int, epochs: int | None) -> Iterator[Prompt]:
-    """Yield prompts for `epochs` passes, or without end for None; each pass is shuffled by (seed, epoch)."""
-    epoch = 0
-    while prompts and (epochs is None or epoch < epochs):
-        order = list(prompts)
-        random.Random(f"{seed}/{epoch}").shuffle(order)
-        yield from order
-        epoch += 1
+class Listed(PromptStream):
+    """Prompts of a list, for `epochs` passes, or without end for None; each pass is shuffled by (seed, epoch)."""
+
+    def __init__(self, prompts: Sequence[Prompt], *, seed: int, epochs: int | None) -> None:
+        self._prompts = prompts
+        self._seed = seed
+        self._epochs = epochs
+        self._drawn = 0
+        self._order: list[Prompt] = []
+
+    @property
+    def prompts(self) -> int:
+        return len(self._prompts)
+
+    def __next__(self) -> Prompt:
+        if not self._prompts:
+            raise StopIteration
+        epoch, place = divmod(self._drawn, len(self._prompts))
+        if self._epochs is not None and epoch >= self._epochs:
+            raise StopIteration
+        if not self._order or not place:
+            self._order = list(self._prompts)
+            random.Random(f"{self._seed}/{epoch}").shuffle(self._order)
+        self._drawn += 1
+        return self._order[place]
+
+    def state(self) -> dict[str, Any]:
+        return {"drawn": self._drawn}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._drawn, self._order = int(state["drawn"]), []
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +63,24 @@ class Turn:
 
 
 class PromptSource:
-    """Gives out turns. Retired prompts are passed over."""
+    """Gives out turns, from a list of prompts that it shuffles or from a stream. Retired prompts are passed over."""
 
-    def __init__(self, prompts: Sequence[Prompt], config: RunConfig, retirement: Retirement) -> None:
-        self._prompts = prompt_source(prompts, seed=config.run.seed, epochs=config.task.epochs)
+    def __init__(self, prompts: Sequence[Prompt] | PromptStream, config: RunConfig, retirement: Retirement) -> None:
+        self._prompts = (
+            prompts
+            if isinstance(prompts, PromptStream)
+            else Listed(prompts, seed=config.run.seed, epochs=config.task.epochs)
+        )
         self._tries = config.rollout.requeue_tries
         self._retirement = retirement
         self._lost: deque[Grant] = deque()
         self._exhausted = False
         self._closed = False
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """How many records of data sets were left out, by reason."""
+        return self._prompts.skipped
 
     @property
     def more(self) -> bool:
@@ -60,6 +93,7 @@ class PromptSource:
 
     def next(self) -> Turn | None:
         """Return the next turn; None at the end of the data. GenerationError once every prompt is retired."""
+        passed_over = 0
         while True:
             if self._lost:
                 lost = self._lost.popleft()
@@ -72,6 +106,11 @@ class PromptSource:
                 turn = Turn(prompt)
             if not self._retirement.passes_over(turn.prompt):
                 return turn
+            passed_over += 1
+            # A stream leaves prompts out, so that not all of those counted can be retired. One that is left comes
+            # within two epochs, first in the one and last in the next.
+            if passed_over > 2 * self._prompts.prompts and not self._lost:
+                self._retirement.none_left()
 
     def lost(self, grant: Grant, reason: str) -> None:
         """Let a lost prompt come again: always if it was recalled, up to `requeue_tries` times if it got too old."""

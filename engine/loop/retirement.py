@@ -3,6 +3,8 @@
 Invariant: a prompt that has failed `after` times, without a good group in between, is never granted again.
 """
 
+from typing import NoReturn
+
 import structlog
 
 from asyncrl.engine.errors import GenerationError
@@ -50,10 +52,14 @@ class Retirement:
         if prompt.id not in self.retired:
             return False
         if len(self.retired) == self.prompts:
-            raise GenerationError(
-                f"no prompt is left: each of {self.prompts} has failed {self._after} times (task.retire_after); "
-                f"the last, {self._last}"
-            )
+            self.none_left()
         self.retired[prompt.id] += 1
         log.info("a prompt that was left out is passed over", prompt=prompt.id, times=self.retired[prompt.id])
         return True
+
+    def none_left(self) -> NoReturn:
+        """Raise the GenerationError of a run whose prompts are all retired."""
+        raise GenerationError(
+            f"no prompt is left: each of {len(self.retired)} has failed {self._after} times (task.retire_after); "
+            f"the last, {self._last}"
+        )

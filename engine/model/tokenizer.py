@@ -1,5 +1,6 @@
 """Text to token ids and back: a character tokenizer, or a Hugging Face one beside a checkpoint."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +27,15 @@ class Tokenizer(Protocol):
     def decode(self, ids: list[int]) -> str: ...
 
 
+class ChatTokenizer(Tokenizer, Protocol):
+    """A tokenizer that may have a chat template."""
+
+    has_chat_template: bool
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Return messages as the text in front of the assistant's next one. ValueError if the template refuses them."""
+
+
 class CharTokenizer:
     """32 tokens: padding, end, and 30 characters, one token each."""
 
@@ -33,6 +43,10 @@ class CharTokenizer:
     eos_id = 1
     pad_text, eos_text = "<pad>", "<eos>"
     vocab_size = 2 + len(_ALPHABET)
+    has_chat_template = False
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        raise ValueError("the character tokenizer has no chat template")
 
     @classmethod
     def vocabulary(cls) -> dict[str, int]:
@@ -81,6 +95,16 @@ class HuggingFaceTokenizer:
         self.pad_id = self.eos_id if pad is None else int(pad)
         self.vocab_size = len(self._tokenizer)
         self._first = self._first_tokens(path, add_bos)
+        self.has_chat_template = bool(self._tokenizer.chat_template)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except (TemplateError, TypeError, KeyError) as error:
+            raise ValueError(f"the chat template refuses it: {error}") from error
+        return str(text)
 
     def encode(self, text: str) -> list[int]:
         ids = self.encode_more(text)
@@ -106,7 +130,7 @@ class HuggingFaceTokenizer:
         return whole[: next(starts, 0)] if plain else []
 
 
-def load_tokenizer(path: str | None, *, add_bos: bool | None = None) -> Tokenizer:
+def load_tokenizer(path: str | None, *, add_bos: bool | None = None) -> ChatTokenizer:
     """Return the tokenizer of a checkpoint folder, or the character tokenizer for none and for what a run of it saved.
 
     ConfigError for one that cannot be loaded, or lacks an end token.

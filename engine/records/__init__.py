@@ -3,6 +3,6 @@
 from asyncrl.engine.records.batch_meta import BatchMeta
 from asyncrl.engine.records.group import GroupMeta
 from asyncrl.engine.records.plan import MicroBatch, Plan
-from asyncrl.engine.records.prompt import Grant, Prompt
+from asyncrl.engine.records.prompt import Grant, Prompt, PromptStream
 
-__all__ = ["BatchMeta", "Grant", "GroupMeta", "MicroBatch", "Plan", "Prompt"]
+__all__ = ["BatchMeta", "Grant", "GroupMeta", "MicroBatch", "Plan", "Prompt", "PromptStream"]

@@ -92,6 +92,7 @@ class Driver:
         self._let_go: Callable[[], Any] = lambda: None
         self._keys_left: int | None = None
         self._filter_stats: dict[str, Any] = {}
+        self._skipped: dict[str, int] | None = None
         self._filter_state: dict[str, Any] = {}
         self._saver: ModelSaver | None = None
 
@@ -133,6 +134,7 @@ class Driver:
                 keys_left=self._keys_left,
                 filters=self._filter_stats,
                 model=self._saver.summary() if self._saver is not None else None,
+                skipped=self._skipped,
             )
         )
         return ending
@@ -183,6 +185,7 @@ class Driver:
                 "data plane calls of the driver",
                 **{name: asdict(stats) for name, stats in plane.snapshot().items()},
             )
+            self._skipped = dict(controller.skipped) or None
             chain = self._chain
             self._filter_stats = {name: stats.summary() for name, stats in chain.stats.items()}
             try:

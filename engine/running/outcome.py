@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ class Summary:
     """What a run came to; the content of its `summary.json`, and the `directory` that has it.
 
     Rewards are means over all samples judged in the first or last 10 batches, None where there was no batch.
-    `trained_age_histogram` counts trained samples by age, in weight versions. `ledger` counts samples by fate.
+    `trained_age_histogram` counts trained samples by age, in weight versions. `ledger` counts samples by fate,
+    `skipped_records` the records of data sets that were left out, by reason.
     `model` names the folders of saved models with their version and mean reward, and counts failed saves; None if the
     run saves none. `engine_busy_share` is the mean over steps of the metric `engine/busy_share`. `exit_code` is the
     command's: 0 done, 1 failed, 128 and a signal's number: interrupted.
@@ -45,6 +46,7 @@ class Summary:
     data_plane_keys_left: int | None
     filters: Mapping[str, Any]
     model: Mapping[str, Any] | None = None
+    skipped_records: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, content: Mapping[str, Any], directory: Path) -> "Summary":

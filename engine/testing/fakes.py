@@ -14,7 +14,7 @@ from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.data_plane.passing import PassingPlane
 from asyncrl.engine.deployment import PARTITION
 from asyncrl.engine.errors import VersionError
-from asyncrl.engine.loop.prompt_source import prompt_source
+from asyncrl.engine.loop.prompt_source import Listed
 from asyncrl.engine.model.tokenizer import CharTokenizer
 from asyncrl.engine.records import GroupMeta, Prompt
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS
@@ -119,7 +119,7 @@ class FakeTask(Task):
     def in_order(cls, reward: Callable[[int, int], Reward | float], *, prompts: int = 64, seed: int = 0) -> "FakeTask":
         """Score by (dispatch number, sample index) instead; later epochs repeat the first one's prompts."""
         task = cls(prompts)
-        first_epoch = prompt_source(task.prompts(), seed=seed, epochs=1)
+        first_epoch = Listed(task.prompts(), seed=seed, epochs=1)
         place = {prompt.id: number for number, prompt in enumerate(first_epoch)}
         return cls(prompts, lambda prompt, index: reward(place[prompt], index))
 

@@ -84,7 +84,8 @@ class Grants:
         self._config = config
         self._refill = refill
         self._lost_first = lost_first
-        self._order = Order(config.run.seed)
+        # The order of data sets is one of lines, of which a log does not name those left out.
+        self._order = None if config.data.given else Order(config.run.seed)
         self._groups: dict[int, Dispatched] = {}
         self._tries: dict[int, int] = {}
         self._lost: deque[int] = deque()
@@ -111,7 +112,7 @@ class Grants:
 
     def _follow_groups(self, event: AnyEvent) -> None:
         match event:
-            case GroupFailed() if event.group in self._groups:
+            case GroupFailed() if event.group in self._groups and self._order is not None:
                 self._order.failed.add(_prompt(self._groups[event.group]))
             case Put():
                 self._buffered.add(event.group)
@@ -160,7 +161,7 @@ class Grants:
             yield from self._retry(event, event.retry_of)
         elif self._lost and self._lost_first:
             yield f"the prompt of group {self._lost[0]}, which was lost to age, comes first"
-        elif not self._order.take(_prompt(event)):
+        elif self._order is not None and not self._order.take(_prompt(event)):
             yield f"prompt {event.prompt} is not next by seed and epoch"
         self._groups[event.group] = event
         self._tries[event.group] = 0 if event.retry_of is None else 1 + self._tries.get(event.retry_of, 0)

@@ -33,6 +33,12 @@ def test_a_sweep_prints_a_line_a_setting_and_the_waste_of_each(simulate: Callabl
     assert "mean age by max_staleness" in (folder / "bars.txt").read_text(encoding="utf-8")
 
 
+def test_prompts_of_a_data_set_are_simulated(simulate: Callable[..., Result], folder: Path) -> None:
+    (folder / "set.jsonl").write_text('{"prompt": "1>", "answer": 1}\n{"prompt": "2>", "answer": 2}', encoding="utf-8")
+    result = simulate(*TIMES, "--set", "data.path=set.jsonl", "--set", "task.epochs=3", "--json")
+    assert json.loads(result.output)["seed"][0]["steps"] == 3, result.output
+
+
 def test_one_seed_prints_the_same_twice(simulate: Callable[..., Result]) -> None:
     first, again, other = (simulate(*TIMES, "--json", "--seed", seed).output for seed in ("1", "1", "2"))
     assert first == again != other

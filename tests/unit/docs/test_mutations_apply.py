@@ -9,7 +9,20 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-AREAS = {"bounds", "book", "filters", "front_end", "gate", "groups", "loss", "planner", "publishing", "replay", "step"}
+AREAS = {
+    "bounds",
+    "book",
+    "data",
+    "filters",
+    "front_end",
+    "gate",
+    "groups",
+    "loss",
+    "planner",
+    "publishing",
+    "replay",
+    "step",
+}
 
 
 def _mutations() -> ModuleType:

@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 
-from asyncrl.engine.loop.prompt_source import PromptSource, Turn, prompt_source
+from asyncrl.engine.loop.prompt_source import Listed, PromptSource, Turn
 from asyncrl.engine.loop.retirement import Retirement
 from asyncrl.engine.records import Grant, Prompt
 from asyncrl.engine.records.fate import RECALLED, STALE
@@ -15,7 +15,7 @@ PROMPTS = [Prompt(i, f"{i}") for i in range(12)]
 
 
 def ids(seed: int, epochs: int | None, count: int | None = None) -> list[int | str]:
-    return [prompt.id for prompt in islice(prompt_source(PROMPTS, seed=seed, epochs=epochs), count)]
+    return [prompt.id for prompt in islice(Listed(PROMPTS, seed=seed, epochs=epochs), count)]
 
 
 def test_each_epoch_is_all_prompts_in_an_order_of_its_own() -> None:
@@ -37,6 +37,15 @@ def test_the_order_is_a_function_of_the_seed() -> None:
     assert ids(1, 3)[:24] == ids(1, 2)
 
 
+def test_a_list_that_was_restored_goes_on_as_the_undisturbed_one() -> None:
+    for drawn in (0, 5, 12, 30):
+        whole = Listed(PROMPTS, seed=3, epochs=3)
+        before = list(islice(whole, drawn))
+        other = Listed(PROMPTS, seed=3, epochs=3)
+        other.restore(whole.state())
+        assert [*before, *other] == list(Listed(PROMPTS, seed=3, epochs=3))
+
+
 class Empty(list[Prompt]):
     """No prompts; looking through them again and again is an error instead of a hang."""
 
@@ -51,7 +60,7 @@ class Empty(list[Prompt]):
 
 def test_no_prompts_are_the_end_of_the_data_and_not_an_endless_search() -> None:
     """J2."""
-    assert list(prompt_source(Empty(), seed=0, epochs=None)) == []
+    assert list(Listed(Empty(), seed=0, epochs=None)) == []
 
 
 def test_a_prompt_that_is_to_be_issued_again_may_still_come() -> None:
