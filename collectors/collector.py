@@ -19,9 +19,9 @@ from asyncrl.collectors.engine_meter import EngineMeter
 from asyncrl.collectors.extras import Kind, common_kinds, odd_extra
 from asyncrl.collectors.flat import Columns, GroupFailed, flatten
 from asyncrl.collectors.generators.base import Completion, Generator, GroupRequest
-from asyncrl.collectors.outcome import BAD_LOGPROBS, SCORE_ERROR, Outcome, SampleFailure
+from asyncrl.collectors.outcome import BAD_LOGPROBS, SCORE_ERROR, Outcome, SampleFailure, StandIn
 from asyncrl.collectors.scoring import Scorer
-from asyncrl.collectors.tasks import Reward
+from asyncrl.collectors.tasks import Response, Reward
 from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.outbox import Numbered, Outbox
 from asyncrl.engine.data_plane.base import DataPlane
@@ -50,6 +50,7 @@ class CollectorSettings:
 
     A group may wait `queue_timeout_s` for its turn to decode, decode for `group_timeout_s`, and look for room in
     the data plane for `put_timeout_s`. `oversample` samples per group are begun to be aborted when the others ended.
+    `reward_on_failure` is the reward of a sample whose score failed; None: it fails.
     """
 
     partition: str
@@ -59,6 +60,7 @@ class CollectorSettings:
     group_timeout_s: float
     put_timeout_s: float
     oversample: int = 0
+    reward_on_failure: float | None = None
 
     @classmethod
     def of(cls, config: RunConfig, partition: str) -> "CollectorSettings":
@@ -71,6 +73,7 @@ class CollectorSettings:
             config.collector.group_timeout_s,
             config.collector.put_timeout_s,
             config.rollout.oversample,
+            config.reward.on_failure,
         )
 
 
@@ -286,12 +289,16 @@ class Collector:
                 "generation_error" if cause == BAD_LOGPROBS else cause,
                 f"all {grant.size} samples of group {grant.group} failed; the first: {failures[0].error}",
             )
+        outcomes = [self._stand_in(outcome) for outcome in outcomes]
         group, columns = flatten(grant, granted.version, prompt_ids, completions, outcomes, self._taggers)
         return group, columns, tuple(dict.fromkeys(failure.error for failure in failures))
 
     async def _score(self, grant: Grant, completions: Sequence[Completion]) -> list[Outcome]:
         """Score all samples; a failure concerns its sample only."""
-        responses = [self._tokenizer.decode(list(completion.token_ids)) for completion in completions]
+        responses = [
+            Response(self._tokenizer.decode(list(c.token_ids)), tokens=len(c.token_ids), finished=c.finished)
+            for c in completions
+        ]
         return await self._scorer.score(grant.prompt, responses)
 
     def _checked(self, completions: Sequence[Completion], outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -309,6 +316,13 @@ class Collector:
             if odd is not None:
                 checked[i] = SampleFailure(SCORE_ERROR, odd)
         return checked
+
+    def _stand_in(self, outcome: Outcome) -> Outcome:
+        """Return the configured reward in place of a score that failed, if there is one."""
+        value = self._settings.reward_on_failure
+        if value is None or not isinstance(outcome, SampleFailure) or outcome.cause == BAD_LOGPROBS:
+            return outcome
+        return StandIn(value, cause=outcome.cause)
 
     async def _put(self, group: GroupMeta, columns: Columns) -> None:
         """Write the group; if the store is full, try again with growing pauses until the deadline."""

@@ -7,7 +7,7 @@ import torch
 
 from asyncrl.collectors.extras import extra_columns
 from asyncrl.collectors.generators.base import Completion
-from asyncrl.collectors.outcome import Outcome
+from asyncrl.collectors.outcome import Outcome, SampleFailure, StandIn
 from asyncrl.collectors.tasks import Reward
 from asyncrl.engine.errors import AsyncRLError
 from asyncrl.engine.records import Grant, GroupMeta
@@ -59,7 +59,7 @@ def flatten(
         tag.TRAINABLE_TOKENS: lengths,
         tag.REWARD: [o.value if isinstance(o, Reward) else None for o in outcomes],
         tag.STATUS: [_status(c, o) for c, o in zip(completions, outcomes, strict=True)],
-        tag.CAUSE: [None if isinstance(o, Reward) else o.cause for o in outcomes],
+        tag.CAUSE: [o.cause if isinstance(o, SampleFailure | StandIn) else None for o in outcomes],
         tag.DISTINCT_RESPONSES: len({tuple(completion.token_ids) for completion in completions}),
         **_parts(outcomes),
         **{name: _tagged(name, tagger, kept, keys[0]) for name, tagger in taggers.items()},

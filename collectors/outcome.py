@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asyncrl.collectors.extras import check_extras
-from asyncrl.collectors.tasks.base import Reward, Task, plain_number
-from asyncrl.engine.records import Prompt
+from asyncrl.collectors.question import Judge, Question
+from asyncrl.collectors.tasks.base import Reward, plain_number
 
 SCORE_ERROR = "score_error"
 SCORE_TIMEOUT = "score_timeout"
@@ -24,12 +24,19 @@ class SampleFailure:
     error: str
 
 
+@dataclass(frozen=True, slots=True)
+class StandIn(Reward):
+    """The configured reward of a sample whose score failed; `cause` is the reason, as in SampleFailure."""
+
+    cause: str = SCORE_ERROR
+
+
 Outcome = Reward | SampleFailure
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What holds for each score of a run's task, named `task`.
+    """What holds for each score of a run's task, named `task`, or of its `rewards`, of which that is `kind`.
 
     A score takes `timeout_s` at most; no part of a reward may have a name of `taken`, which taggers give.
     """
@@ -37,32 +44,51 @@ class Rules:
     task: str
     timeout_s: float = float("inf")
     taken: frozenset[str] = field(default_factory=frozenset)
+    kind: str = "task"
 
     def late(self) -> SampleFailure:
         return SampleFailure(
-            SCORE_TIMEOUT, f"task {self.task}: score took longer than {self.timeout_s:g} s (collector.score_timeout_s)"
+            SCORE_TIMEOUT,
+            f"{self.kind} {self.task}: score took longer than {self.timeout_s:g} s (collector.score_timeout_s)",
         )
 
     def failed(self, error: BaseException | str) -> SampleFailure:
         """Return the failure of a score that raised `error`, with the end of its traceback."""
         if isinstance(error, str):
-            return SampleFailure(SCORE_ERROR, f"task {self.task}: {error}")
+            return SampleFailure(SCORE_ERROR, f"{self.kind} {self.task}: {error}")
         lines = "".join(traceback.format_exception(error, limit=-5)).rstrip()
-        return SampleFailure(SCORE_ERROR, f"task {self.task}: score raised {error!r}\n{lines}")
+        return SampleFailure(SCORE_ERROR, f"{self.kind} {self.task}: score raised {error!r}\n{lines}")
 
 
-def judged(task: Task, prompt: Prompt, response: str, rules: Rules) -> Outcome:
-    """Score one response; whatever the user's code raises is the sample's failure."""
+def judged(judge: Judge, question: Question, rules: Rules) -> list[Outcome]:
+    """Answer a question; whatever the user's code raises is the failure of its responses."""
     try:
-        return plain_reward(task.score(prompt, response), task, rules)
+        return outcomes_of(ask(judge, question), question, judge, rules)
     except BaseException as error:  # The edge of user code: sys.exit() in generated code too fails its sample alone.
-        return rules.failed(error)
+        return all_failed(question, rules.failed(error))
 
 
-def plain_reward(given: Any, task: Task, rules: Rules) -> Reward:
+def ask(judge: Any, question: Question) -> Any:
+    """Return what the judge answers; an awaitable if it is async."""
+    if question.rewards is None:
+        return judge.score(question.prompt, question.responses[0])
+    return judge.score_group(question.prompt, question.responses, question.rewards)
+
+
+def outcomes_of(given: Any, question: Question, judge: Judge, rules: Rules) -> list[Outcome]:
+    """Return an answer as one outcome per response; TypeError or ValueError if it is not rewards."""
+    answers = [given] if question.rewards is None else given
+    return [plain_reward(answer, judge, rules) for answer in answers]
+
+
+def all_failed(question: Question, failure: SampleFailure) -> list[Outcome]:
+    return [failure] * len(question.responses)
+
+
+def plain_reward(given: Any, judge: Judge, rules: Rules) -> Reward:
     """Return a reward with plain floats, which a log can write, from any kind of number."""
     reward = given if isinstance(given, Reward) else Reward(given)
-    check_extras(reward, task.extras)
+    check_extras(reward, judge.extras)
     taken = sorted(rules.taken.intersection(reward.parts))
     if taken:
         raise ValueError(

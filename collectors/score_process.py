@@ -17,16 +17,16 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
 
-from asyncrl.collectors.outcome import Outcome, Rules, SampleFailure
+from asyncrl.collectors.outcome import Outcome, Rules, SampleFailure, all_failed
+from asyncrl.collectors.question import Judge, Question
 from asyncrl.collectors.score_answers import decode
 from asyncrl.collectors.score_worker import READY
-from asyncrl.engine.records import Prompt
+from asyncrl.collectors.scoring import Place
 
 _GRACE_S = 1.0
 # The kernel counts milliseconds in 32 bits: 24 days.
@@ -44,8 +44,8 @@ serve(fd)
 class ScoreProcess:
     """One process that scores, started again after it was killed. Its calls block; one thread at a time."""
 
-    def __init__(self, options: Mapping[str, Any], rules: Rules, *, start_timeout_s: float) -> None:
-        self._given = pickle.dumps((dict(options), rules))
+    def __init__(self, build: Callable[[], Judge], rules: Rules, *, start_timeout_s: float) -> None:
+        self._given = pickle.dumps((build, rules))
         self._rules = rules
         self._start_timeout_s = start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -76,17 +76,17 @@ class ScoreProcess:
             self._line.send_bytes(self._given)
             self._ready = False
 
-    def judge(self, prompt: Prompt, response: str) -> Outcome:
-        """Score one response. A process that dies or takes too long fails it, and is replaced."""
+    def judge(self, question: Question) -> list[Outcome]:
+        """Answer one question. A process that dies or takes too long fails its responses, and is replaced."""
         try:
-            asked = pickle.dumps((prompt, response))
+            asked = pickle.dumps(question)
         except Exception as error:  # The edge of user code: an answer that cannot travel to another process.
-            return self._rules.failed(error)
+            return all_failed(question, self._rules.failed(error))
         try:
             self.start()
             line = self._line
             if line is None:
-                return self._rules.failed("scoring has ended")
+                return all_failed(question, self._rules.failed("scoring has ended"))
             fault = self.fault = self._fault_of_start(line)
             if fault is not None:
                 # The next group may try again; each response of this one would wait as long.
@@ -94,7 +94,7 @@ class ScoreProcess:
             else:
                 line.send_bytes(asked)
                 if line.poll(min(self._rules.timeout_s, _LONGEST_WAIT_S)):
-                    return decode(line.recv_bytes())
+                    return decode(line.recv_bytes(), len(question.responses))
                 fault = self._rules.late()
                 self._replace()
         except ValueError as error:  # What came is not an outcome: the code that it runs wrote to its line.
@@ -102,7 +102,7 @@ class ScoreProcess:
             self._replace()
         except (EOFError, OSError):
             fault = self._rules.failed(f"the process that scores ended while it scored, {self._replace(hung_up=True)}")
-        return fault
+        return all_failed(question, fault)
 
     def close(self) -> None:
         """Kill the process for good."""
@@ -143,32 +143,33 @@ class ScoreProcess:
         if not line.poll(self._start_timeout_s):
             return self._rules.failed(f"the process that scores did not start within {self._start_timeout_s:g} s")
         answer = line.recv_bytes()
-        fault = None if answer == READY else decode(answer)
+        fault = None if answer == READY else decode(answer, 1)[0]
         self._ready = fault is None
         if fault is not None and not isinstance(fault, SampleFailure):
             raise ValueError("the process that scores gave a reward before it was asked for one")
         return fault
 
 
-class ProcessScorer:
+class ProcessScorer(Place):
     """`processes` score, one group each at a time; the others wait in the order in which they came.
 
-    That wait needs no limit of its own: a group ahead takes `timeout_s` per sample at most. The threads live as long
-    as the scorer, since the kernel kills a process with the thread that started it.
+    Each process scores by what `build` makes in it. The wait needs no limit of its own: a group ahead takes `timeout_s`
+    per sample at most. The threads live as long as the scorer, since the kernel kills a process with the thread that
+    started it.
     """
 
-    def __init__(self, options: Mapping[str, Any], rules: Rules, *, processes: int, start_timeout_s: float) -> None:
-        self._all = [ScoreProcess(options, rules, start_timeout_s=start_timeout_s) for _ in range(processes)]
+    def __init__(self, build: Callable[[], Judge], rules: Rules, *, processes: int, start_timeout_s: float) -> None:
+        self._all = [ScoreProcess(build, rules, start_timeout_s=start_timeout_s) for _ in range(processes)]
         self._idle = deque(self._all)
         self._threads = ThreadPoolExecutor(processes, "score")
         for process in self._all:
             # Early, beside whatever else the collector's start takes.
             self._threads.submit(process.start)
 
-    async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[Outcome]:
+    async def ask(self, questions: Sequence[Question]) -> list[Outcome]:
         given_up = threading.Event()
         try:
-            return await asyncio.wrap_future(self._threads.submit(self._score, prompt, responses, given_up))
+            return await asyncio.wrap_future(self._threads.submit(self._answers, questions, given_up))
         finally:
             # A cancelled group's thread ends with the response that it is at.
             given_up.set()
@@ -178,17 +179,17 @@ class ProcessScorer:
         for process in self._all:
             process.close()
 
-    def _score(self, prompt: Prompt, responses: Sequence[str], given_up: threading.Event) -> list[Outcome]:
+    def _answers(self, questions: Sequence[Question], given_up: threading.Event) -> list[Outcome]:
         # As many threads as processes: one is always idle here.
         process = self._idle.popleft()
         try:
             outcomes: list[Outcome] = []
-            for response in responses:
+            for question in questions:
                 if given_up.is_set():
                     break
-                outcomes.append(process.judge(prompt, response))
+                outcomes += process.judge(question)
                 if outcomes[-1] is process.fault:
-                    return [process.fault] * len(responses)
+                    return [process.fault for asked in questions for _ in asked.responses]
             return outcomes
         finally:
             self._idle.append(process)

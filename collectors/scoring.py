@@ -1,20 +1,23 @@
-"""Where a task scores: in the collector's event loop, in its threads, or in processes (`score_process.py`).
+"""Where a task or a reward function scores: in the collector's event loop, in threads, or in processes.
 
-Invariant: each response gets a reward that the task gave, or a failure with its cause; a score that
+The processes are in `score_process.py`.
+
+Invariant: each response gets a reward that the user's code gave, or a failure with its cause; a score that
 fails or hangs takes no sibling with it. Cancellation from outside goes through.
 """
 
 import math
 import signal
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import anyio
 from anyio.lowlevel import checkpoint
 
-from asyncrl.collectors.outcome import Outcome, Rules, judged, plain_reward
-from asyncrl.collectors.tasks.base import Task
+from asyncrl.collectors.outcome import Outcome, Rules, all_failed, ask, judged, outcomes_of
+from asyncrl.collectors.question import Judge, Question
 from asyncrl.engine.aio.call_in import CallIn, call_here
 from asyncrl.engine.records import Prompt
 
@@ -29,95 +32,103 @@ class Scorer(Protocol):
         """End whatever still scores; called once, when nothing is asked any more."""
 
 
-class AsyncScorer:
-    """A task whose `score` is async: all responses of a group at once, each in a task group of its own."""
+class Place(ABC):
+    """Where user code runs. A call that fails or takes too long fails the responses of its question, and no others."""
 
-    def __init__(self, task: Task, rules: Rules) -> None:
-        self._task: Any = task
-        self._rules = rules
+    @abstractmethod
+    async def ask(self, questions: Sequence[Question]) -> list[Outcome]:
+        """Return one outcome per response of all questions, in order."""
+
+    def close(self) -> None:  # noqa: B027
+        """End whatever still scores."""
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[Outcome]:
-        outcomes: dict[int, Outcome] = {}
+        """Score each response alone."""
+        return await self.ask([Question(prompt, (response,)) for response in responses])
 
-        async def score_one(i: int) -> None:
+
+class AsyncScorer(Place):
+    """A judge whose `score` is async: all responses of a group at once, each in a task group of its own."""
+
+    def __init__(self, judge: Judge, rules: Rules) -> None:
+        self._judge: Any = judge
+        self._rules = rules
+
+    async def ask(self, questions: Sequence[Question]) -> list[Outcome]:
+        outcomes: dict[int, list[Outcome]] = {}
+
+        async def answer(i: int) -> None:
             try:
-                outcomes[i] = plain_reward(await self._task.score(prompt, responses[i]), self._task, self._rules)
+                given = await ask(self._judge, questions[i])
+                outcomes[i] = outcomes_of(given, questions[i], self._judge, self._rules)
             except anyio.get_cancelled_exc_class():
                 raise  # Ours or leaked: `isolated` tells.
             except BaseException as error:  # The edge of user code.
-                outcomes[i] = self._rules.failed(error)
+                outcomes[i] = all_failed(questions[i], self._rules.failed(error))
 
         async def isolated(i: int) -> None:
             # A cancellation that leaks from a judge's client ends the innermost task group, and nothing else.
             with anyio.move_on_after(self._rules.timeout_s) as limit:
                 async with anyio.create_task_group() as own:
-                    own.start_soon(score_one, i)
+                    own.start_soon(answer, i)
             if i not in outcomes:
                 leaked = "score was cancelled by its own code: a cancellation came out of it, and nobody asked for one"
-                outcomes[i] = self._rules.late() if limit.cancel_called else self._rules.failed(leaked)
+                failure = self._rules.late() if limit.cancel_called else self._rules.failed(leaked)
+                outcomes[i] = all_failed(questions[i], failure)
 
         async with anyio.create_task_group() as tasks:
-            for i in range(len(responses)):
+            for i in range(len(questions)):
                 tasks.start_soon(isolated, i)
-        return [outcomes[i] for i in range(len(responses))]
-
-    def close(self) -> None:
-        pass
+        return [outcome for i in range(len(questions)) for outcome in outcomes[i]]
 
 
-class InPlaceScorer:
-    """A task that scores while the event loop waits, for `runtime: local` and virtual time: one order for one seed.
+class InPlaceScorer(Place):
+    """A judge that scores while the event loop waits, for `runtime: local` and virtual time: one order for one seed.
 
     It scores in the loop's thread; `call_in` gives another, where alarms arrive in that one alone.
     """
 
-    def __init__(self, task: Task, rules: Rules, *, call_in: CallIn = call_here) -> None:
-        self._task = task
+    def __init__(self, judge: Judge, rules: Rules, *, call_in: CallIn = call_here) -> None:
+        self._judge = judge
         self._rules = rules
         self._call_in = call_in
 
-    async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[Outcome]:
+    async def ask(self, questions: Sequence[Question]) -> list[Outcome]:
         await checkpoint()
-        return self._call_in(lambda: [self._judged(prompt, response) for response in responses])
+        return self._call_in(lambda: [outcome for question in questions for outcome in self._answer(question)])
 
-    def _judged(self, prompt: Prompt, response: str) -> Outcome:
-        outcome: Outcome | None = None
+    def _answer(self, question: Question) -> list[Outcome]:
+        outcomes: list[Outcome] = []
         alarm = Alarm(self._rules.timeout_s)
         try:
             with alarm:
-                outcome = judged(self._task, prompt, response, self._rules)
+                outcomes = judged(self._judge, question, self._rules)
         except _Interrupt:
             pass
-        return self._rules.late() if alarm.rang or outcome is None else outcome
-
-    def close(self) -> None:
-        pass
+        return all_failed(question, self._rules.late()) if alarm.rang or not outcomes else outcomes
 
 
-class ThreadScorer:
-    """A task that scores in threads of the collector's process, one response at a time per group.
+class ThreadScorer(Place):
+    """A judge that scores in threads of the collector's process, one response at a time per group.
 
     A score that takes too long is left to its thread, which nothing can end; `threads` such ones, and
     every score to come waits in vain and fails in its turn.
     """
 
-    def __init__(self, task: Task, rules: Rules, *, threads: int = 32) -> None:
-        self._task = task
+    def __init__(self, judge: Judge, rules: Rules, *, threads: int = 32) -> None:
+        self._judge = judge
         self._rules = rules
         self._limiter = anyio.CapacityLimiter(threads)
 
-    async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[Outcome]:
-        return [await self._judged(prompt, response) for response in responses]
+    async def ask(self, questions: Sequence[Question]) -> list[Outcome]:
+        return [outcome for question in questions for outcome in await self._answer(question)]
 
-    async def _judged(self, prompt: Prompt, response: str) -> Outcome:
+    async def _answer(self, question: Question) -> list[Outcome]:
         with anyio.move_on_after(self._rules.timeout_s):
             return await anyio.to_thread.run_sync(
-                judged, self._task, prompt, response, self._rules, abandon_on_cancel=True, limiter=self._limiter
+                judged, self._judge, question, self._rules, abandon_on_cancel=True, limiter=self._limiter
             )
-        return self._rules.late()
-
-    def close(self) -> None:
-        pass
+        return all_failed(question, self._rules.late())
 
 
 class _Interrupt(BaseException):

@@ -93,11 +93,13 @@ def load(
     overrides: Sequence[Override] = (),
     filters: Sequence[str] = (),
     *,
+    rewards: Sequence[str] = (),
     option: str = "--config",
 ) -> Loaded:
     """Resolve a configuration; ConfigError names option, value and range for whatever is wrong.
 
-    `filters` are appended to the chain, before `dynamic_sampling`. `option` is what errors call `name_or_file`.
+    `filters` are appended to the chain, before `dynamic_sampling`, and `rewards` to the reward functions. `option` is
+    what errors call `name_or_file`.
     """
     tree: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -116,6 +118,10 @@ def load(
         )
         tree["filters"] = [*chain[:at], *({"name": name} for name in filters), *chain[at:]]
         sources["filters"] = f"{sources['filters']}, --filter {' '.join(filters)}"
+    functions = tree["reward"]["functions"]
+    if rewards and isinstance(functions, list):
+        tree["reward"]["functions"] = [*functions, *({"name": name} for name in rewards)]
+        sources["reward.functions"] = f"{sources['reward.functions']}, --reward {' '.join(rewards)}"
     try:
         return Loaded(RunConfig.model_validate(tree), sources)
     except ValidationError as error:

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from asyncrl.configs.rewards import reward_entries
+
 # Upper limits are far above what a run can use. Without them sums could leave 64 bits and factors float32.
 MAX_COUNT = 2**31 - 1
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
@@ -83,7 +85,7 @@ class Model(Section):
 
 class Task(Section):
     name: str
-    """`echo`, `reverse`, `sleepy`, `long_tail`, or `module:Class` of your own task."""
+    """`echo`, `reverse`, `sleepy`, `long_tail`, or `module:Class` (also `file.py:Class`) of your own task."""
     epochs: Count | None
     """Passes over the task's prompts, or over the records of `data`; null: no limit."""
     options: dict[str, Any]
@@ -146,6 +148,15 @@ class Data(Section):
     def given(self) -> bool:
         """Whether prompts come from data sets, not from the task."""
         return self.path is not None or bool(self.sets)
+
+
+class RewardSection(Section):
+    functions: list[dict[str, Any]]
+    """What scores responses, for a task that does not score itself: for each its `name` (built in, `module:function` or
+    `file.py:function`), its `weight` in the sum (1), its name `part` in tags and metrics, and its own parameters."""
+    on_failure: Annotated[float, Field(ge=-1e6, le=1e6)] | None
+    """Reward of a sample whose score failed or took too long; null: the sample fails. If all samples of a group failed,
+    the group fails either way."""
 
 
 class Rollout(Section):
@@ -238,9 +249,9 @@ class Collector(Section):
     score_timeout_s: Seconds
     """A sample whose score takes longer fails (cause `score_timeout`); the others of its group go on."""
     score_processes: Annotated[int, Field(ge=0, le=1024)]
-    """Processes per collector that run the task's `score` on Ray; one that hangs is killed. 0: `score` runs in
-    threads of the collector's process, and one that never returns can stop the collector. An async `score` always
-    runs in the collector's event loop. With `runtime: local` everything runs in one process."""
+    """Processes per collector that score on Ray: the task's `score`, or reward functions; one that hangs is killed.
+    0: scores run in threads of the collector's process, and one that never returns can stop the collector. Async ones
+    always run in the collector's event loop. With `runtime: local` everything runs in one process."""
     put_timeout_s: Seconds
     """How long a refused put is retried before the run ends."""
     on_error: Literal["skip", "abort"]
@@ -398,10 +409,12 @@ class RunConfig(Section):
     model: Model
     task: Task
     data: Data
+    reward: RewardSection
     rollout: Rollout
     collector: Collector
     filters: list[dict[str, Any]]
-    """The chain of filters in order: for each its `name` (built in, or `module:Class`) and its parameters."""
+    """The chain of filters in order: for each its `name` (built in, `module:Class` or
+    `file.py:Class`) and its parameters."""
     trainer: Trainer
     data_plane: DataPlane
     supervision: Supervision
@@ -546,4 +559,5 @@ class RunConfig(Section):
         for entry in self.filters:
             if not isinstance(entry.get("name"), str):
                 raise ValueError(f"filters: each entry needs a name, a string; got {entry}")
+        reward_entries(self.reward.functions)
         return self

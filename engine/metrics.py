@@ -55,6 +55,10 @@ EMPTY_BATCH_FRACTION = "alarms/empty_batch_fraction"
 ALARMS_RAISED = "alarms/raised"
 # |mean ratio - 1| of a step in which nothing is older than the weights; 0 for any other.
 AGE_0_RATIO_ERROR = "alarms/age_0_ratio_error"
+# By part of the reward functions, `reward/<part>_mean`: over the samples written since the batch before.
+REWARD = "reward"
+# Samples so far whose score failed, with reward.on_failure in its place.
+ON_FAILURE = "reward/on_failure_samples"
 # What a filter has done since the run began: `filters/<filter>/<figure>`, and for the counts by reason
 # `filters/<filter>/<figure>/<reason>`. A batch without survivors is not a step, so these count up.
 FILTERS = "filters"

@@ -3,7 +3,6 @@
 Invariant: a filter sees tags only, never a tensor, and cannot change a tag, reorder keys or split a group.
 """
 
-import inspect
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -172,9 +171,3 @@ class BaseRolloutFilter(ABC):
         """Restore what `state_dict` returned."""
         if state:
             raise ValueError(f"filter {self.name} has no state, but was given {sorted(state)}")
-
-
-def parameters_of(filter_class: type[BaseRolloutFilter]) -> dict[str, inspect.Parameter]:
-    """Return the named parameters of a filter's constructor, by name."""
-    loose = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {name: p for name, p in inspect.signature(filter_class).parameters.items() if p.kind not in loose}

@@ -2,18 +2,14 @@
 
 import difflib
 import inspect
-import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import Any, get_type_hints
-
-from pydantic import TypeAdapter, ValidationError
-from pydantic.errors import PydanticUserError
+from typing import Any
 
 from asyncrl.configs.objects import load_object
+from asyncrl.configs.parameters import check_parameters
 from asyncrl.engine.errors import ConfigError
-from asyncrl.filters.base import BaseRolloutFilter, parameters_of
+from asyncrl.filters.base import BaseRolloutFilter
 from asyncrl.filters.builtin.content import Duplicate, Repetition
 from asyncrl.filters.builtin.dynamic_sampling import DynamicSampling
 from asyncrl.filters.builtin.history import Difficulty, Quota
@@ -69,7 +65,7 @@ def build_filter(entry: Mapping[str, Any]) -> BaseRolloutFilter:
     name = entry["name"]
     parameters = {key: value for key, value in entry.items() if key != "name"}
     filter_class = load_class(name)
-    _check_parameters(name, filter_class, parameters)
+    check_parameters(f"filter {name}", filter_class, parameters, explained=f"; asyncrl filters show {name} explains it")
     try:
         return filter_class(**parameters)
     except (TypeError, ValueError) as error:
@@ -78,44 +74,6 @@ def build_filter(entry: Mapping[str, Any]) -> BaseRolloutFilter:
         raise
     except BaseException as error:  # A user's code may raise anything.
         raise ConfigError(f"filter {name}: its constructor raised {error!r}") from error
-
-
-def _check_parameters(name: str, filter_class: type[BaseRolloutFilter], parameters: Mapping[str, Any]) -> None:
-    """Check parameters against the constructor's signature, with types if annotated; ConfigError if they do not fit."""
-    known = parameters_of(filter_class)
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(filter_class).parameters.values())
-    for key in parameters:
-        if key not in known and not takes_any:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f"; it has {', '.join(known) or 'none'}"
-            raise ConfigError(f"filter {name} has no parameter {key!r}{hint}")
-    required = [key for key, p in known.items() if p.default is p.empty and key not in parameters]
-    if required:
-        raise ConfigError(f"filter {name} needs {', '.join(required)}; asyncrl filters show {name} explains it")
-    try:
-        hints = get_type_hints(filter_class.__init__)
-    except Exception:  # An annotation may not be a type at run time; then only names are checked.
-        return
-    for key, value in parameters.items():
-        if key in hints and not _fits(value, hints[key]):
-            raise ConfigError(f"filter {name}: {key} is {value!r}; it must be {written_type(hints[key])}")
-
-
-def written_type(hint: Any) -> str:
-    """Return a type as text for readers of YAML: `int | null`, not `int | None`."""
-    return re.sub(r"\b(collections\.abc|typing)\.", "", inspect.formatannotation(hint)).replace("None", "null")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Return whether a YAML value has a type, strictly: text is not a number, and true is not 1."""
-    try:
-        # Through JSON, because a list in YAML may stand for a tuple, which strict Python mode refuses.
-        TypeAdapter(hint).validate_json(json.dumps(value), strict=True)
-    except ValidationError:
-        return False
-    except (PydanticUserError, TypeError):  # YAML cannot express this type; the constructor checks it.
-        return True
-    return True
 
 
 def flatten_chain(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

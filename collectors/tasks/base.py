@@ -1,7 +1,6 @@
 """A task: prompts, and a reward for a response. Subclass it and name it as `module:Class`."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -73,9 +72,11 @@ class Reward:
             raise ValueError(f"a part of a reward cannot be called {taken[0]!r}: every group has a tag of that name")
 
 
-class Task(ABC):
-    """Prompts are listed once, before a run starts. `score` runs with the collector: on Ray in a process of its
-    own (`collector.score_processes`), or, if it is async, in the collector's event loop, which it must not block.
+class Task:
+    """Prompts are listed once, before a run starts. A task without `score` is scored by `reward.functions`.
+
+    `score` runs with the collector: on Ray in a process of its own (`collector.score_processes`), or, if it is async,
+    in the collector's event loop, which it must not block.
 
     A `score` that raises, whatever it raises, fails its sample (cause `score_error`), and so does one that takes
     longer than `collector.score_timeout_s` (`score_timeout`); it is never reward 0.
@@ -88,9 +89,9 @@ class Task(ABC):
         """Return all prompts of one epoch; ids are stable and unique. Not asked where `data` has them."""
         raise NotImplementedError("this task lists no prompts; give it some with --data FILE (data.path)")
 
-    @abstractmethod
     def score(self, prompt: Prompt, response: str) -> Reward | float | Awaitable[Reward | float]:
-        """Reward one response (decoded, without the end token)."""
+        """Reward one response (decoded, without the end token; in a run it is a Response)."""
+        raise NotImplementedError(f"{type(self).__name__} has no score of its own")
 
     def examples(self) -> Sequence[tuple[str, str]]:
         """Return (prompt, answer) pairs for the SFT warm-up."""

@@ -8,7 +8,7 @@ import typer
 
 from asyncrl.configs import Loaded, flatten
 from asyncrl.configs.reference import Entry, explain
-from asyncrl.engine.cli.options import ConfigOption, FilterOption, SetOption, check, fail, resolve
+from asyncrl.engine.cli.options import ConfigOption, FilterOption, RewardOption, SetOption, check, fail, resolve
 from asyncrl.engine.errors import ConfigError
 
 
@@ -18,6 +18,7 @@ def show_config(
     ] = None,
     config: ConfigOption = "default",
     filter_: FilterOption = None,
+    reward: RewardOption = None,
     set_: SetOption = None,
     explain_: Annotated[
         bool, typer.Option("--explain", help="Print what each key takes, its default and its meaning.")
@@ -27,7 +28,7 @@ def show_config(
     if not explain_:
         if key is not None:
             fail(f"config {key}: to explain a key, write asyncrl config --explain {key}")
-        loaded = resolve(config, [], filter_ or [], set_ or [])
+        loaded = resolve(config, [], filter_ or [], set_ or [], rewards=reward or [])
         check(loaded)
         typer.echo(describe(loaded))
         return

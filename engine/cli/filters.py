@@ -130,8 +130,9 @@ def _first_line(name: str) -> str:
 
 
 def _explain(name: str) -> Iterator[str]:
+    from asyncrl.configs.parameters import written_type
     from asyncrl.engine.cli.options import see_user_folder
-    from asyncrl.filters.load import load_class, written_type
+    from asyncrl.filters.load import load_class
 
     see_user_folder()
     try:

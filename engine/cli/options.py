@@ -15,6 +15,10 @@ FilterOption = Annotated[
     list[str] | None,
     typer.Option("--filter", help="Append a filter, module:Class, to the chain (repeatable)."),
 ]
+RewardOption = Annotated[
+    list[str] | None,
+    typer.Option("--reward", help="Append a reward function, built in or my_reward.py:function (repeatable)."),
+]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Set any value: section.key=value (repeatable).")]
 
 
@@ -22,7 +26,12 @@ _TEXT = ("data.path", "run.directory", "run.runtime")
 
 
 def resolve(
-    config: str, options: Sequence[tuple[str, str, str | None]], filters: Sequence[str], sets: Sequence[str]
+    config: str,
+    options: Sequence[tuple[str, str, str | None]],
+    filters: Sequence[str],
+    sets: Sequence[str],
+    *,
+    rewards: Sequence[str] = (),
 ) -> Loaded:
     """Load a configuration; `options` are (option, path, value), unset where the value is None.
 
@@ -36,7 +45,7 @@ def resolve(
             for option, path, value in options
             if value is not None
         ]
-        return load(config, [*overrides, *map(parse_set, sets)], filters)
+        return load(config, [*overrides, *map(parse_set, sets)], filters, rewards=rewards)
     except ConfigError as error:
         fail(str(error))
 

@@ -35,7 +35,7 @@ class Terminal(Host):
 
     def begin(self, config: RunConfig, directory: Path, *, ledger: Ledger, progress: Progress) -> None:
         self._print(
-            f"asyncrl train: task {config.task.name}, runtime {config.run.runtime}, max_staleness "
+            f"asyncrl train: {_what(config)}, runtime {config.run.runtime}, max_staleness "
             f"{config.rollout.max_staleness}, run-ahead {config.run_ahead_groups} groups, max_publish_lag "
             f"{config.max_publish_lag}, seed {config.run.seed}, in {directory}"
         )
@@ -70,6 +70,14 @@ class Terminal(Host):
 
     def _print(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _what(config: RunConfig) -> str:
+    """Say what is trained: a task, or data and rewards in its place."""
+    data, rewards = config.data, ", ".join(entry["name"] for entry in config.reward.functions)
+    named = f"data {data.path or ', '.join(entry.path for entry in data.sets)}" if data.given else ""
+    task = "" if data.given and rewards else f"task {config.task.name}"
+    return ", ".join(filter(None, (task, named, f"rewards {rewards}" if rewards else "")))
 
 
 def explain(failed: RunFailed) -> None:

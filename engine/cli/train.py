@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from asyncrl.engine.cli.config import describe
-from asyncrl.engine.cli.options import ConfigOption, FilterOption, SetOption, check, fail, resolve
+from asyncrl.engine.cli.options import ConfigOption, FilterOption, RewardOption, SetOption, check, fail, resolve
 
 if TYPE_CHECKING:
     from asyncrl.configs import Loaded
@@ -34,6 +34,7 @@ def train(
         str | None, typer.Option(metavar="events|tensors", help="Keep each step's tensors beside the event log.")
     ] = None,
     filter_: FilterOption = None,
+    reward: RewardOption = None,
     set_: SetOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, print the values, and stop.")] = False,
 ) -> None:
@@ -47,7 +48,7 @@ def train(
         ("--runtime", "run.runtime", runtime),
         ("--record", "run.record", record),
     ]
-    loaded = resolve(config, options, filter_ or [], set_ or [])
+    loaded = resolve(config, options, filter_ or [], set_ or [], rewards=reward or [])
     if dry_run:
         check(loaded)
         typer.echo(describe(loaded))

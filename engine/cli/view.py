@@ -15,7 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from asyncrl.engine.events.ledger import Ledger
-from asyncrl.engine.events.progress import Means, Progress
+from asyncrl.engine.events.means import Means
+from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.metrics import ENGINE_BUSY
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class View:
         figures = {
             "step": f"{progress.steps} ({progress.batches} batches judged)",
             "reward": number(Means.mean(progress.rewards.last)),
+            "parts": ", ".join(f"{part}: {number(mean)}" for part, mean in progress.reward_parts.recent().items())
+            or "-",
             "ages": _counts(step.ages if step else {}),
             "kept": f"{batch.kept}/{batch.judged} groups" if batch else "-",
             "masked": _counts(ledger["masked"]),
@@ -141,6 +144,10 @@ def final_lines(summary: dict[str, Any], directory: str) -> list[str]:
         f"{summary['batches']} batches judged, {summary['seconds_total']:.0f} s",
         f"reward {number(summary['reward_first_10'])} in the first 10 batches, "
         f"{number(summary['reward_last_10'])} in the last 10",
+        *(
+            f"  {part} {number(means['first_10'])} in the first 10 batches, {number(means['last_10'])} in the last 10"
+            for part, means in summary["reward_parts"].items()
+        ),
         f"trained ages (versions: samples) {_counts(summary['trained_age_histogram'])}",
         f"samples: {ledger['dispatched']} dispatched = {ledger['trained']} trained"
         f" + masked [{_counts(ledger['masked'])}] + dropped [{_counts(ledger['dropped'])}]"

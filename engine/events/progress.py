@@ -1,43 +1,13 @@
 """Steps, rewards and ages of a run so far. A fold over the event log, for the view and the summary."""
 
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import Counter
 
 from asyncrl.engine.events.alarms import Alarms
 from asyncrl.engine.events.length_bias import LengthBias
+from asyncrl.engine.events.means import WINDOW, Means
+from asyncrl.engine.events.reward_parts import RewardParts
 from asyncrl.engine.events.types import AnyEvent, BatchJudged, Published, Put, StepEnded
 from asyncrl.engine.metrics import ENGINE_BUSY
-
-WINDOW = 10
-
-
-class Means:
-    """The first `WINDOW` and the last `keep` (sum, count) pairs, and their means: None, never NaN, if empty."""
-
-    def __init__(self, keep: int = WINDOW) -> None:
-        self.first: list[tuple[float, int]] = []
-        self._recent: deque[tuple[float, int]] = deque(maxlen=max(keep, WINDOW))
-
-    @property
-    def last(self) -> list[tuple[float, int]]:
-        """The last `WINDOW` pairs."""
-        return self.recent(WINDOW)
-
-    def add(self, total: float, count: int) -> None:
-        if len(self.first) < WINDOW:
-            self.first.append((total, count))
-        self._recent.append((total, count))
-
-    def recent(self, pairs: int) -> list[tuple[float, int]]:
-        """Return the last `pairs` pairs; ValueError if fewer than that are kept."""
-        if pairs > (self._recent.maxlen or 0):
-            raise ValueError(f"cannot return {pairs} batches: only the last {self._recent.maxlen} are kept")
-        return list(self._recent)[-pairs:]
-
-    @staticmethod
-    def mean(pairs: Sequence[tuple[float, int]]) -> float | None:
-        count = sum(n for _, n in pairs)
-        return sum(total for total, _ in pairs) / count if count else None
 
 
 class Progress:
@@ -47,11 +17,12 @@ class Progress:
     default they count and do not warn.
     """
 
-    kinds = tuple({*LengthBias.kinds, *Alarms.kinds, BatchJudged, Published})
+    kinds = tuple({*LengthBias.kinds, *Alarms.kinds, *RewardParts.kinds, BatchJudged, Published})
 
     def __init__(self, reward_window: int = WINDOW, alarms: Alarms | None = None) -> None:
         self.length_bias = LengthBias()
         self.alarms = alarms or Alarms()
+        self.reward_parts = RewardParts()
         self.steps = 0
         self.batches = 0
         self.trained_tokens = 0
@@ -68,6 +39,7 @@ class Progress:
     def apply(self, event: AnyEvent) -> None:
         self.length_bias.apply(event)
         self.alarms.apply(event)
+        self.reward_parts.apply(event)
         match event:
             case BatchJudged():
                 self.batches += 1

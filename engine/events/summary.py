@@ -3,7 +3,8 @@
 from typing import Any
 
 from asyncrl.engine.events.ledger import Ledger
-from asyncrl.engine.events.progress import Means, Progress
+from asyncrl.engine.events.means import Means
+from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import AnyEvent, RunEnded, RunStarted
 from asyncrl.engine.records.ending import Ending
 
@@ -73,6 +74,8 @@ def summarise(
         "reward_first_10": Means.mean(progress.rewards.first),
         "reward_last_10": Means.mean(progress.rewards.last),
         "reward_trained_last_10": Means.mean(progress.trained_rewards.last),
+        "reward_parts": progress.reward_parts.summary(),
+        "reward_on_failure_samples": progress.reward_parts.stood_in,
         "trained_tokens": progress.trained_tokens,
         "generated_tokens": progress.generated_tokens,
         "engine_busy_share": progress.engine_busy_share,

@@ -20,13 +20,13 @@ from asyncrl.engine.lifecycle.parts import (
     build_rank,
     collector_model,
     cost_model,
-    local_scorer,
     rank_model,
     run_tokenizer,
     tokenized,
     train_partition,
     with_slots,
 )
+from asyncrl.engine.lifecycle.scorers import local_scorer
 from asyncrl.engine.lifecycle.transports import Transports, choose_way, weight_directory
 from asyncrl.engine.model.device import choose_device
 from asyncrl.filters.taggers import Tagger
@@ -43,7 +43,7 @@ async def local_deployment(
 ) -> AsyncIterator[Deployment]:
     """Build everything in this process, on the first GPU if GPUs are used; nothing outlives the context.
 
-    `taggers` are those of filters that are not in the configuration. `call_in` makes the calls of `score`.
+    `taggers` are those of filters that are not in the configuration. What is not async scores by `call_in`.
     """
     task, config = prepared.task, with_slots(config, prepared.prompts)
     tagging = all_taggers(config, taggers)
@@ -66,7 +66,7 @@ async def local_deployment(
                 config,
                 i,
                 model=collector_model(config, 0),
-                scorer=local_scorer(config, task, taggers=tagging, call_in=call_in),
+                scorer=local_scorer(config, prepared, taggers=tagging, call_in=call_in),
                 plane=plane,
                 transport=transports.build(f"collector{i}", collects_on, blocking=in_place),
                 blocking=in_place,

@@ -1,6 +1,5 @@
 """Builds collectors and ranks from a configuration, in the same way for every runtime."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,9 @@ from asyncrl.collectors.generators.base import Generator
 from asyncrl.collectors.generators.cached import check_cached
 from asyncrl.collectors.generators.engine_generator import EngineGenerator
 from asyncrl.collectors.generators.torch_generator import TorchGenerator
-from asyncrl.collectors.outcome import Rules
-from asyncrl.collectors.score_process import ProcessScorer
-from asyncrl.collectors.scoring import AsyncScorer, InPlaceScorer, Scorer, ThreadScorer
-from asyncrl.collectors.tasks import Task, load_task
-from asyncrl.collectors.tasks.load import task_class
+from asyncrl.collectors.scoring import Scorer
 from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.blocking import Blocking
-from asyncrl.engine.aio.call_in import CallIn
 from asyncrl.engine.data_plane.base import DataPlane, Partition
 from asyncrl.engine.deployment import CONSUMER, PARTITION
 from asyncrl.engine.errors import ConfigError
@@ -108,33 +102,6 @@ def positions_of(architecture: Any) -> int | None:
 def all_taggers(config: RunConfig, more: Mapping[str, Tagger]) -> dict[str, Tagger]:
     """Return the taggers of the configured filters, and `more`, those of filters that were given as objects."""
     return {**build_chain(config.filters, min_live=config.rollout.min_live).taggers, **more}
-
-
-def _score_rules(config: RunConfig, taggers: Mapping[str, Tagger]) -> Rules:
-    return Rules(config.task.name, config.collector.score_timeout_s, frozenset(taggers))
-
-
-def local_scorer(config: RunConfig, task: Task, *, taggers: Mapping[str, Tagger], call_in: CallIn) -> Scorer:
-    """Return a scorer that keeps the same order for the same seed; `call_in` makes calls that are not async."""
-    rules = _score_rules(config, taggers)
-    if inspect.iscoroutinefunction(task.score):
-        return AsyncScorer(task, rules)
-    return InPlaceScorer(task, rules, call_in=call_in)
-
-
-def ray_scorer(config: RunConfig, *, taggers: Mapping[str, Tagger]) -> Scorer:
-    """Return a scorer that does not block the event loop; its processes start now and build the task."""
-    rules, task, collector = _score_rules(config, taggers), config.task, config.collector
-    if inspect.iscoroutinefunction(task_class(task.name).score):
-        return AsyncScorer(load_task(task.name, task.options), rules)
-    if not collector.score_processes:
-        return ThreadScorer(load_task(task.name, task.options), rules)
-    return ProcessScorer(
-        task.options,
-        rules,
-        processes=collector.score_processes,
-        start_timeout_s=config.supervision.start_timeout_s,
-    )
 
 
 def longest_prompt(prompts: Sequence[Prompt], tokenizer: Tokenizer) -> int:

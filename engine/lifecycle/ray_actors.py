@@ -21,8 +21,8 @@ from asyncrl.engine.lifecycle.parts import (
     build_rank,
     collector_model,
     rank_model,
-    ray_scorer,
 )
+from asyncrl.engine.lifecycle.scorers import ray_scorer
 from asyncrl.engine.lifecycle.transports import Transports
 from asyncrl.engine.model.device import choose_device
 from asyncrl.trainers.extras import extras_of

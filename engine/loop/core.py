@@ -265,6 +265,7 @@ class Core:
             **publish_metrics(self._progress.last_publish),
             **self.engine_uses.take(),
             **self._progress.alarms.metrics(),
+            **self._progress.reward_parts.metrics(),
             **self._chain.metrics(),
         }
 

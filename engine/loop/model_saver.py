@@ -17,7 +17,8 @@ from anyio.abc import TaskGroup
 from asyncrl.configs import RunConfig
 from asyncrl.engine.deployment import ModelHolder
 from asyncrl.engine.errors import AsyncRLError, Overdue
-from asyncrl.engine.events.progress import Means, Progress
+from asyncrl.engine.events.means import Means
+from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.model.folder import BEST, LAST, Note
 from asyncrl.engine.records.ending import Ending, failure
 

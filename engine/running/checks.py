@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from asyncrl.collectors.tasks.prepared import PreparedTask, prepare_task
-from asyncrl.configs import Loaded, RunConfig, load
+from asyncrl.collectors.tasks.prepared import PreparedTask
+from asyncrl.configs import Loaded, RunConfig
 from asyncrl.configs.schema import Model
 from asyncrl.engine.errors import ConfigError, FilterError
 from asyncrl.engine.lifecycle.process_env import check_no_other_ray
 from asyncrl.engine.running.server_checks import check_server_options, check_servers
+from asyncrl.engine.running.sources import prepare_sources, with_prompts
 from asyncrl.filters import BaseRolloutFilter, build_chain
 from asyncrl.filters.load import with_objects
 
@@ -43,9 +44,7 @@ def check_runnable(loaded: Loaded, objects: Sequence[BaseRolloutFilter] = ()) ->
         build_chain(with_objects(config.filters, objects), min_live=config.rollout.min_live).state_dict()
     except FilterError as error:
         raise ConfigError(f"filters (from {loaded.sources['filters']}): {error}") from error
-    _check_data(loaded)
-    warm_up, lists = config.trainer.sft_warm_up_steps > 0, not config.data.given
-    prepared = prepare_task(config.task.name, config.task.options, warm_up=warm_up, lists=lists)
+    prepared = prepare_sources(loaded, objects)
     if config.model.path is not None:
         if not (Path(config.model.path) / "config.json").is_file():
             raise ConfigError(
@@ -59,10 +58,7 @@ def check_runnable(loaded: Loaded, objects: Sequence[BaseRolloutFilter] = ()) ->
                 "tokenizer too (tokenizer.json or tokenizer_config.json)"
             )
     _check_extras(config.model, prepared.task.extras)
-    if config.data.given:
-        from asyncrl.collectors.data.prepare import with_data
-
-        prepared = with_data(config, prepared)
+    prepared = with_prompts(config, prepared)
     if config.model.path is not None:
         from asyncrl.engine.lifecycle.checks import check_checkpoint
 
@@ -82,21 +78,6 @@ def check_runnable(loaded: Loaded, objects: Sequence[BaseRolloutFilter] = ()) ->
         for text in pair:
             tokenizer.encode(text)
     return prepared
-
-
-def _check_data(loaded: Loaded) -> None:
-    """Refuse options of data sets where none is named."""
-    data = loaded.config.data
-    if data.given:
-        return
-    default = load().config.data
-    for name in type(data).model_fields:
-        value = getattr(data, name)
-        if value != getattr(default, name):
-            raise ConfigError(
-                f"data.{name} (from {loaded.sources[f'data.{name}']}) is {value!r}, and data.path is null and "
-                "data.sets empty, so it would change nothing; name a file with --data FILE (data.path)"
-            )
 
 
 def check_stale_mode(loaded: Loaded) -> None:

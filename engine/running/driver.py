@@ -5,7 +5,6 @@ Invariant: `run` returns an ending, whatever happens, and has logged it.
 
 import asyncio
 import hashlib
-import inspect
 import json
 import signal
 import sys
@@ -239,8 +238,7 @@ class Driver:
                     restored.enter_context(torch_threads_restored())
                     self._log_start(events)
                     deployment = local_deployment(config, order.task, taggers=order.taggers, call_in=call_in)
-                    scores_here = not inspect.iscoroutinefunction(order.task.task.score)
-                    if scores_here and not call_in(is_main_thread):
+                    if order.task.blocks and not call_in(is_main_thread):
                         structlog.get_logger().warning(
                             "no score can be ended after collector.score_timeout_s: that takes the main thread, and "
                             "this run was started in another"

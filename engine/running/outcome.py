@@ -17,12 +17,12 @@ _NOT_PLAIN = {"directory", "exit_code", "exit_reason", "trained_age_histogram"}
 class Summary:
     """What a run came to; the content of its `summary.json`, and the `directory` that has it.
 
-    Rewards are means over all samples judged in the first or last 10 batches, None where there was no batch.
-    `trained_age_histogram` counts trained samples by age, in weight versions. `ledger` counts samples by fate,
-    `skipped_records` the records of data sets that were left out, by reason.
-    `model` names the folders of saved models with their version and mean reward, and counts failed saves; None if the
-    run saves none. `engine_busy_share` is the mean over steps of the metric `engine/busy_share`. `exit_code` is the
-    command's: 0 done, 1 failed, 128 and a signal's number: interrupted.
+    Rewards are means over all samples judged in the first or last 10 batches, None where there was no batch;
+    `reward_parts` has such means (`first_10`, `last_10`) of each reward function. `trained_age_histogram` counts
+    trained samples by age, in weight versions. `ledger` counts samples by fate, `skipped_records` the records of data
+    sets that were left out, by reason. `model` names the folders of saved models with their version and mean reward,
+    and counts failed saves; None if the run saves none. `engine_busy_share` is the mean over steps of the metric
+    `engine/busy_share`. `exit_code` is the command's: 0 done, 1 failed, 128 and a signal's number: interrupted.
     """
 
     directory: Path
@@ -37,7 +37,6 @@ class Summary:
     reward_trained_last_10: float | None
     trained_tokens: int
     generated_tokens: int
-    engine_busy_share: float | None
     trained_age_histogram: Mapping[int, int]
     trained_age_max: int | None
     length_bias: Mapping[str, Any]
@@ -45,6 +44,9 @@ class Summary:
     ledger: Mapping[str, Any]
     data_plane_keys_left: int | None
     filters: Mapping[str, Any]
+    reward_parts: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    reward_on_failure_samples: int = 0
+    engine_busy_share: float | None = None
     model: Mapping[str, Any] | None = None
     skipped_records: Mapping[str, int] = field(default_factory=dict)
 

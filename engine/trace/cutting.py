@@ -33,6 +33,7 @@ _OF_ONE_GROUP = (Dispatched, Span, Finished, Put, GroupFailed, Judged, Settled)
 _OF_GROUPS = (Claimed, ClaimReturned, OwnerDead, Released, StepStarted)
 _HIDDEN_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "task": {"name": "hidden", "options": {}},
+    "reward": {"functions": []},
     "model": {"path": None},
     "run": {"directory": None},
 }

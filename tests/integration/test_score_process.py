@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -14,7 +15,7 @@ import pytest
 
 from asyncrl.collectors.outcome import Outcome, Rules, SampleFailure
 from asyncrl.collectors.score_process import ProcessScorer
-from asyncrl.collectors.tasks import Reward
+from asyncrl.collectors.tasks import Reward, load_task
 from asyncrl.engine.records import Prompt
 
 # No other test run on this machine starts one for so long.
@@ -59,7 +60,8 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
 
     def scorer(timeout_s: float = 20.0, **options: object) -> ProcessScorer:
         rules = Rules("user_runs:Runs", timeout_s=timeout_s)
-        made.append(ProcessScorer(options, rules, processes=1, start_timeout_s=20.0))
+        build = partial(load_task, "user_runs:Runs", options)
+        made.append(ProcessScorer(build, rules, processes=1, start_timeout_s=20.0))
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -156,7 +158,10 @@ def test_a_process_that_scores_ends_with_the_collectors_process(tmp_path: Path) 
         "from asyncrl.collectors.outcome import Rules\n"
         "from asyncrl.collectors.score_process import ProcessScorer\n"
         "from asyncrl.engine.records import Prompt\n"
-        "s = ProcessScorer({}, Rules('user_runs:Runs'), processes=1, start_timeout_s=20)\n"
+        "from functools import partial\n"
+        "from asyncrl.collectors.tasks import load_task\n"
+        "build = partial(load_task, 'user_runs:Runs', {})\n"
+        "s = ProcessScorer(build, Rules('user_runs:Runs'), processes=1, start_timeout_s=20)\n"
         "print(int(anyio.run(s.score, Prompt(0, '0>'), ['a = 1'])[0].parts['pid']), flush=True)\n"
         "anyio.run(s.score, Prompt(0, '0>'), ['backtracks'])\n"
     )

@@ -159,6 +159,8 @@ def test_the_summary_has_its_stable_keys() -> None:
         "reward_first_10": 0.4,
         "reward_last_10": 0.4,
         "reward_trained_last_10": 0.75,
+        "reward_parts": {},
+        "reward_on_failure_samples": 0,
         "trained_age_histogram": {"0": 1, "2": 1},
         "trained_age_max": 2,
         "ledger": {

@@ -79,6 +79,7 @@ def at_desk(
     group_timeout_s: float = 60.0,
     queue_timeout_s: float = 300.0,
     oversample: int = 0,
+    reward_on_failure: float | None = None,
 ) -> Any:
     """Run `work` beside a collector, in virtual time."""
 
@@ -88,7 +89,9 @@ def at_desk(
         used = generator or FakeGenerator()
         collector = Collector(
             "collector0",
-            CollectorSettings("train", 0.7, 5, queue_timeout_s, group_timeout_s, put_timeout_s, oversample),
+            CollectorSettings(
+                "train", 0.7, 5, queue_timeout_s, group_timeout_s, put_timeout_s, oversample, reward_on_failure
+            ),
             generator=used,
             scorer=scorer or in_place_scorer(task or FakeTask()),
             tokenizer=CharTokenizer(),
@@ -301,6 +304,31 @@ def test_a_score_that_never_answers_fails_its_sample_at_its_deadline() -> None:
     assert first.group.rewards == (0.0, 1.0, None, 3.0)
     assert first.group.sample_tag("cause") == (None, None, "score_timeout", None)
     assert first.errors == ("task judge: score took longer than 20 s (collector.score_timeout_s)",)
+
+
+def test_a_configured_reward_stands_in_for_a_score_that_failed_and_its_cause_stays() -> None:
+    async def work(desk: Desk) -> Message:
+        await desk.collector.grant([grant(0)])
+        return (await desk.hear(1))[0]
+
+    put = at_desk(work, task=AsyncTask(), reward_on_failure=-0.5)
+    assert isinstance(put, PutNotice)
+    assert put.group.rewards == (0.0, 1.0, -0.5, 3.0)
+    assert put.group.statuses[2] == "finished"
+    assert put.group.sample_tag("cause") == (None, None, "score_error", None)
+    assert "judge is down" in put.errors[0]
+
+
+def test_a_configured_reward_hides_no_score_that_always_fails() -> None:
+    async def work(desk: Desk) -> Message:
+        await desk.collector.grant([grant(0)])
+        return (await desk.hear(1))[0]
+
+    class Broken(FakeTask):
+        def score(self, prompt: Prompt, response: str) -> float:
+            raise ValueError("broken")
+
+    assert isinstance(at_desk(work, task=Broken(), reward_on_failure=0.0), GroupFailure)
 
 
 def test_parts_of_a_reward_become_tags() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from asyncrl.collectors.rewards.load import BUILT_IN as REWARDS
 from asyncrl.configs import preset_names
 from asyncrl.filters.load import BUILT_IN
 
@@ -38,6 +39,12 @@ def test_every_built_in_filter_is_in_the_reference() -> None:
     text = (ROOT / "docs/filters.md").read_text(encoding="utf-8")
     table = text.partition("## Built-in filters")[2].partition("## Staleness")[0]
     assert {name for name in BUILT_IN if f"| `{name}` |" not in table} == set()
+
+
+def test_every_built_in_reward_is_in_the_guide() -> None:
+    text = (ROOT / "docs/rewards.md").read_text(encoding="utf-8")
+    table = text.partition("## Built-in rewards")[2].partition("##")[0]
+    assert {name for name in REWARDS if f"| `{name}` |" not in table} == set()
 
 
 def test_the_readme_names_the_presets_and_its_links_exist() -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from asyncrl.engine.events.progress import Means, Progress
+from asyncrl.engine.events.means import Means
+from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import BatchJudged, Put, StepEnded
 
 

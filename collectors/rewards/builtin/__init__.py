@@ -1,0 +1,1 @@
+"""The rewards that come with asyncrl, one per file."""

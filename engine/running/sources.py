@@ -1,0 +1,87 @@
+"""Where a run's prompts and rewards come from: a task, data sets, reward functions; checked before anything starts."""
+
+from collections.abc import Sequence
+
+from asyncrl.collectors.rewards.function import RewardFunction
+from asyncrl.collectors.rewards.load import load_rewards
+from asyncrl.collectors.tasks import Task
+from asyncrl.collectors.tasks.prepared import PreparedTask, prepare_task
+from asyncrl.configs import Loaded, RunConfig, load
+from asyncrl.engine.errors import ConfigError
+from asyncrl.filters import BaseRolloutFilter, build_chain
+from asyncrl.filters.load import with_objects
+
+
+def prepare_sources(loaded: Loaded, objects: Sequence[BaseRolloutFilter]) -> PreparedTask:
+    """Build the task and the reward functions; ConfigError if one cannot work, or would have no effect."""
+    config = loaded.config
+    _check_data(loaded)
+    rewards = _check_rewards(loaded, objects)
+    if config.data.given and rewards:
+        _check_no_task(loaded)
+        return PreparedTask(Task(), (), (), rewards=rewards)
+    prepared = prepare_task(
+        config.task.name,
+        config.task.options,
+        warm_up=config.trainer.sft_warm_up_steps > 0,
+        lists=not config.data.given,
+        rewards=rewards,
+    )
+    if config.reward.on_failure is not None and prepared.task.extras:
+        raise ConfigError(
+            f"reward.on_failure (from {loaded.sources['reward.on_failure']}) is {config.reward.on_failure:g}, and "
+            f"task.name {config.task.name} attaches extras, which a failed score cannot bring; it must be null"
+        )
+    return prepared
+
+
+def with_prompts(config: RunConfig, prepared: PreparedTask) -> PreparedTask:
+    """Return what was prepared with the prompts of the configured data sets, if there are any."""
+    if not config.data.given:
+        return prepared
+    from asyncrl.collectors.data.prepare import with_data
+
+    return with_data(config, prepared)
+
+
+def _check_no_task(loaded: Loaded) -> None:
+    """Refuse a task beside data sets and reward functions, which leave it nothing to do."""
+    task, default = loaded.config.task, load().config.task
+    for name in ("name", "options"):
+        if getattr(task, name) != getattr(default, name):
+            raise ConfigError(
+                f"task.{name} (from {loaded.sources[f'task.{name}']}) is {getattr(task, name)!r}, and would change "
+                "nothing: prompts come from data and rewards from reward.functions. Leave it out, or one of them"
+            )
+
+
+def _check_data(loaded: Loaded) -> None:
+    """Refuse options of data sets where none is named."""
+    data = loaded.config.data
+    if data.given:
+        return
+    default = load().config.data
+    for name in type(data).model_fields:
+        value = getattr(data, name)
+        if value != getattr(default, name):
+            raise ConfigError(
+                f"data.{name} (from {loaded.sources[f'data.{name}']}) is {value!r}, and data.path is null and "
+                "data.sets empty, so it would change nothing; name a file with --data FILE (data.path)"
+            )
+
+
+def _check_rewards(loaded: Loaded, objects: Sequence[BaseRolloutFilter]) -> Sequence[RewardFunction]:
+    """Build the reward functions; ConfigError if one cannot work, or its part has the name of a tagger's tag."""
+    config = loaded.config
+    try:
+        rewards = load_rewards(config.reward.functions)
+    except ConfigError as error:
+        raise ConfigError(f"reward.functions (from {loaded.sources['reward.functions']}): {error}") from error
+    chain = build_chain(with_objects(config.filters, objects), min_live=config.rollout.min_live)
+    for reward in rewards:
+        if reward.part in chain.taggers:
+            raise ConfigError(
+                f"reward {reward.name} has the part {reward.part!r}, and a filter's tagger gives a tag of that name; "
+                "give it another `part`"
+            )
+    return rewards
