@@ -11,6 +11,7 @@ from asyncrl.engine.errors import ActorDied, NotWritten
 from asyncrl.engine.lifecycle.ray_runtime import RemoteActor, RemoteCollector, RemoteRank
 from asyncrl.engine.model.folder import Note
 from asyncrl.engine.testing.simulation import simulated_config
+from asyncrl.engine.weights.base import Offer
 
 
 class Slow:
@@ -41,7 +42,7 @@ def test_an_update_of_weights_has_the_publishers_limit_and_other_calls_their_own
     async def main() -> None:
         config = simulated_config(trainer__publish_timeout_s=10.0, supervision__answer_timeout_s=60.0)
         collector = RemoteCollector("collector0", Slow(100.0), config)
-        await collector.update_weights(1, None)
+        await collector.update_weights(1, Offer({}))
         with pytest.raises(ActorDied, match="collector0 did not answer grant within 60 s"):
             await collector.grant([])
 
