@@ -3,7 +3,7 @@
     scripts/record_traces [--out tests/traces] [NAME ...]
 
 The same code makes the same bytes. Together they have what a replay must follow; test_traces.py in
-tests/unit/engine/trace says what that is, and fails where they get thin. `schema-1.jsonl` and `ray-reverse.jsonl`
+tests/whole/engine/trace says what that is, and fails where they get thin. `schema-1.jsonl` and `ray-reverse.jsonl`
 are not made here: they are logs of older schemas, kept as witnesses that those still replay (the second one of
 `asyncrl train --config reverse` on Ray and TransferQueue).
 """

@@ -1,4 +1,5 @@
-"""What every test needs: the environment of a run on one node, before Ray is imported, and little garbage collection.
+"""What every test needs: the environment of a run on one node, before Ray is imported, little garbage collection, and
+tiny Hugging Face checkpoints of any architecture, with a tokenizer of digits.
 
 Whole folders run in two processes. What starts Ray is one group of pytest-xdist's (`tests/integration/conftest.py`), so
 that there is one cluster and one process that uses it, while the other process runs all else.
@@ -8,7 +9,9 @@ again and again was a tenth of the unit tests' time.
 """
 
 import gc
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,3 +34,36 @@ def pytest_collection_finish() -> None:
     """Take what the imports made out of the collector's sight."""
     gc.collect()
     gc.freeze()
+
+
+WORDS = ["<unk>", "</s>", "<s>", "<|end|>", *"0123456789>"]
+
+
+def _save(folder: Path, config: Any, *, bos: bool = False) -> Path:
+    """Write a random model of this configuration, and a tokenizer that may put `<s>` before a text."""
+    import torch
+    from tokenizers import Regex, Tokenizer
+    from tokenizers.decoders import Fuse
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Split
+    from tokenizers.processors import TemplateProcessing
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
+    tokenizer.decoder = Fuse()
+    if bos:
+        tokenizer.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 1)])
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="</s>", bos_token="<s>" if bos else None, unk_token="<unk>"
+    ).save_pretrained(folder)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def save_checkpoint(tmp_path: Path) -> Callable[..., Path]:
+    """Save a configuration's random model as the folder `model`, once a test."""
+    return lambda config, **options: _save(tmp_path / "model", config, **options)
