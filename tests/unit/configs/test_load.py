@@ -244,6 +244,11 @@ def test_every_preset_loads(name: str) -> None:
     assert set(loaded.sources.values()) <= {"default", name}
 
 
+@pytest.mark.parametrize(("written", "meant"), [("on", "on"), ("off", "off"), ('"off"', "off"), ("auto", "auto")])
+def test_on_and_off_need_no_quotes_though_yaml_reads_them_as_booleans(written: str, meant: str) -> None:
+    assert load("default", [parse_set(f"data.chat_template={written}")]).config.data.chat_template == meant
+
+
 def test_the_presets_are_those_of_the_documentation() -> None:
     assert preset_names() == ["default", "gsm8k-like", "long_tail", "reverse", "sleepy", "smollm2"]
     default, reverse = load("default").config, load("reverse").config
