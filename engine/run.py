@@ -20,9 +20,10 @@ from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.summary import Ends, summarise_log
 from asyncrl.engine.events.types import AnyEvent, StepEnded
 from asyncrl.engine.records.ending import Ending, failure
-from asyncrl.engine.running.checks import check_process, check_runnable
+from asyncrl.engine.running.checks import check_process, check_with_model, check_without_model
 from asyncrl.engine.running.host import Host
 from asyncrl.engine.running.logs import log_to
+from asyncrl.engine.running.named_model import with_model
 from asyncrl.engine.running.outcome import RunFailed, RunInterrupted, Summary
 from asyncrl.engine.running.process_state import only_run
 from asyncrl.engine.running.run_files import RunFiles, make_directory
@@ -68,7 +69,9 @@ def run(
     loaded = _loaded(config, overrides or {})
     with only_run():
         check_process(loaded.config)
-        task = check_runnable(loaded, objects)
+        task = check_without_model(loaded, objects)
+        loaded = with_model(loaded, host.tell)
+        task = check_with_model(loaded, task)
         # It imports torch, which bad input need not wait for.
         from asyncrl.engine.running.driver import Order
 

@@ -9,12 +9,19 @@ from typing import Any
 from asyncrl.collectors.tasks.base import Task
 from asyncrl.collectors.tasks.digits import Echo, Reverse
 from asyncrl.collectors.tasks.long_tail import LongTail
+from asyncrl.collectors.tasks.reasoning_gym import ReasoningGym
 from asyncrl.collectors.tasks.sleepy import Sleepy
 from asyncrl.configs.objects import load_object
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.records.columns import check_extra
 
-BUILT_IN: Mapping[str, type[Task]] = {"echo": Echo, "reverse": Reverse, "sleepy": Sleepy, "long_tail": LongTail}
+BUILT_IN: Mapping[str, type[Task]] = {
+    "echo": Echo,
+    "reverse": Reverse,
+    "sleepy": Sleepy,
+    "long_tail": LongTail,
+    "reasoning_gym": ReasoningGym,
+}
 
 
 def load_task(name: str, options: Mapping[str, Any]) -> Task:

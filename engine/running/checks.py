@@ -28,6 +28,11 @@ def check_runnable(loaded: Loaded, objects: Sequence[BaseRolloutFilter] = ()) ->
     `objects` are filters to be put into its chain. Returns the task, whose prompts the run goes on with: the user's
     code is not asked again.
     """
+    return check_with_model(loaded, check_without_model(loaded, objects))
+
+
+def check_without_model(loaded: Loaded, objects: Sequence[BaseRolloutFilter] = ()) -> PreparedTask:
+    """Check what can be checked before the model's folder is there, and return the task. ConfigError if not."""
     config = loaded.config
     memory = config.data_plane.shared_memory
     if memory not in (None, "auto") and not (Path(memory).is_dir() and os.access(memory, os.W_OK | os.X_OK)):
@@ -44,7 +49,12 @@ def check_runnable(loaded: Loaded, objects: Sequence[BaseRolloutFilter] = ()) ->
         build_chain(with_objects(config.filters, objects), min_live=config.rollout.min_live).state_dict()
     except FilterError as error:
         raise ConfigError(f"filters (from {loaded.sources['filters']}): {error}") from error
-    prepared = prepare_sources(loaded, objects)
+    return prepare_sources(loaded, objects)
+
+
+def check_with_model(loaded: Loaded, prepared: PreparedTask) -> PreparedTask:
+    """Check the model, and that the prompts suit it; returns the task with the prompts of data sets."""
+    config = loaded.config
     if config.model.path is not None:
         if not (Path(config.model.path) / "config.json").is_file():
             raise ConfigError(

@@ -23,6 +23,9 @@ class Host:
     def __init__(self) -> None:
         self.began_wall = time.time()
 
+    def tell(self, line: str) -> None:
+        """Hear what takes long before the run begins."""
+
     def begin(self, config: RunConfig, directory: Path, *, ledger: Ledger, progress: Progress) -> None:
         """Hear that everything is checked and the folder is there; the folds fill as the run goes."""
 

@@ -22,7 +22,7 @@ def test_it_looks_at_everything_a_run_needs() -> None:
     found = {finding.what: finding for finding in examine()}
     needed = ["Python", "torch", "ray", "transferqueue", "transformers", "loopback ports", "memory", "shared memory"]
     needed.append("folder")
-    assert list(found) == [*needed, "GPU", "extra data", "extra vllm"]
+    assert list(found) == [*needed, "GPU", "extra data", "extra smollm2", "extra vllm"]
     assert [name for name, finding in found.items() if finding.required] == needed
     assert all(found[name].ok for name in needed[:6])
     assert all(finding.advice for finding in found.values() if not finding.ok)

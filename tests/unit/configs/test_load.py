@@ -125,7 +125,8 @@ def test_a_file_that_is_wrong_is_refused_by_its_name(tmp_path: Path, text: str, 
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("defalt", "did you mean default?"), ("no/such/file.yaml", "default, long_tail, rev")]
+    ("name", "hint"),
+    [("defalt", "did you mean default?"), ("no/such/file.yaml", "default, gsm8k-like, long_tail, rev")],
 )
 def test_a_preset_or_file_that_is_not_there_is_refused(name: str, hint: str) -> None:
     message = refusal(config=name)
@@ -243,8 +244,13 @@ def test_every_preset_loads(name: str) -> None:
     assert set(loaded.sources.values()) <= {"default", name}
 
 
-def test_there_are_the_presets_of_the_two_tasks() -> None:
-    assert preset_names() == ["default", "long_tail", "reverse", "sleepy"]
+@pytest.mark.parametrize(("written", "meant"), [("on", "on"), ("off", "off"), ('"off"', "off"), ("auto", "auto")])
+def test_on_and_off_need_no_quotes_though_yaml_reads_them_as_booleans(written: str, meant: str) -> None:
+    assert load("default", [parse_set(f"data.chat_template={written}")]).config.data.chat_template == meant
+
+
+def test_the_presets_are_those_of_the_documentation() -> None:
+    assert preset_names() == ["default", "gsm8k-like", "long_tail", "reverse", "sleepy", "smollm2"]
     default, reverse = load("default").config, load("reverse").config
     assert (default.task.name, default.run.batches, default.rollout.max_staleness) == ("echo", 240, 2)
     assert [entry["name"] for entry in default.filters] == ["staleness", "zero_std"]
