@@ -338,7 +338,8 @@ FAULTS: dict[str, tuple[Schedule, dict[str, Any], str]] = {
         {"controller": Lax},
         "let through",
     ),
-    "a torn group": (BUSY, {"controller": Tears}, "was split"),
+    # Of a group that loses samples before its step, the step itself tells first.
+    "a torn group": (BUSY, {"controller": Tears}, "was split|neither trained, masked nor failed"),
     "a step ahead of its publish": (
         replace(BUSY, slow_publishes=(6.0,), step_seconds=(0.1,)),
         {"controller": Hasty},
