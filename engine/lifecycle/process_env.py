@@ -19,6 +19,9 @@ _LOOPBACK = {
 _FRUGAL = {
     # More threads than cores would compete for them, so each process has few.
     "OMP_WAIT_POLICY": "passive",
+    # glibc keeps what a thread has freed for that thread: each thread that has run a large model's micro-batch would
+    # keep its activations.
+    "MALLOC_ARENA_MAX": "2",
     "TQ_CLIENT_ZMQ_IO_THREADS": "1",
     "TQ_NUM_THREADS": "1",
 }

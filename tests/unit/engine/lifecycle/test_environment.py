@@ -19,6 +19,15 @@ def test_under_uv_run_workers_use_the_environment_that_the_driver_runs_in(monkey
     assert os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] == "0"
 
 
+def test_processes_do_not_keep_memory_for_each_of_their_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five micro-batches of 135 million weights, each in a thread of its own, left 3.4 GB behind instead of 1.9."""
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(sys, "modules", {name: m for name, m in sys.modules.items() if name != "ray"})
+    prepare(1)
+    # Processes that are started from here on read it when they start.
+    assert os.environ["MALLOC_ARENA_MAX"] == "2"
+
+
 def test_the_environment_is_as_it_was_after_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the user has set stays all along."""
     monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "7"})
