@@ -485,6 +485,16 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _saves_agree(self) -> "RunConfig":
+        run = self.run
+        if run.save_every is not None and not run.save_model:
+            raise ValueError(
+                f"run.save_every is {run.save_every} and run.save_model false, by which nothing is saved; "
+                "save_every must be null, or save_model true"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _data_agree(self) -> "RunConfig":
         data = self.data
         if data.path is not None and data.sets:

@@ -61,13 +61,20 @@ class Decoder:
         self._cache_keyword = "cache" if "cache" in known else "past_key_values"
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
         self._masks = MaskPlan(model.config)
-        use_slots(model)
-        shapes, cache_dtype = self._probe()
-        self.token_bytes = SlotCache.token_bytes(shapes, cache_dtype)
         self.length = -(-settings.length // _ALIGN) * _ALIGN
-        self.slots = slots_within(
-            settings.cache_bytes, length=self.length, token_bytes=self.token_bytes, rows=settings.rows
-        )
+        own = getattr(model.config, "_attn_implementation", None)
+        use_slots(model)
+        try:
+            shapes, cache_dtype = self._probe()
+            self.token_bytes = SlotCache.token_bytes(shapes, cache_dtype)
+            self.slots = slots_within(
+                settings.cache_bytes, length=self.length, token_bytes=self.token_bytes, rows=settings.rows
+            )
+        except ConfigError:
+            # A run that falls back to whole batches must find the model's own attention.
+            if own is not None:
+                model.set_attn_implementation(own)
+            raise
         with torch.inference_mode():
             self._cache: Any = SlotCache(
                 shapes, slots=self.slots, length=self.length, dtype=cache_dtype, device=self._device

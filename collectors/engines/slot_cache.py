@@ -109,6 +109,6 @@ def slots_within(cache_bytes: int, *, length: int, token_bytes: int, rows: int) 
     if slots < 1:
         raise ConfigError(
             f"one sequence of {length} tokens needs {needed} bytes of key-value cache and the budget is {cache_bytes}; "
-            "raise the budget or shorten prompts and responses"
+            "raise it (collector.cache_gib) or shorten prompts and responses"
         )
     return slots

@@ -90,8 +90,11 @@ class Listener:
         row.append(grant.prompt.id)
         several = len(set(row)) > 1 or self._retirement.prompts == 1
         if self._collector.on_error == "abort" or (len(row) >= self._collector.max_failures_in_a_row and several):
+            # Views and summaries show the first line alone.
+            cause = error.strip().rpartition("\n")[2]
             raise GenerationError(
-                f"{len(row)} groups in a row failed in {name}; the last, group {grant.group}, for {reason}:\n{error}"
+                f"{len(row)} groups in a row failed in {name}; the last, group {grant.group}, for {reason}: {cause}\n"
+                f"{error}"
             )
         if reason != QUEUE_TIMEOUT:
             self._retirement.failed(grant.prompt, reason, error)

@@ -25,8 +25,11 @@ def run_beside_loop(work: Callable[[CallIn], T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return work(call_here)
-    return _in_own_thread(work)
+        beside = False
+    else:
+        beside = True
+    # Outside the handler: an error of the work would be told as one that came while another was handled.
+    return _in_own_thread(work) if beside else work(call_here)
 
 
 def is_main_thread() -> bool:

@@ -88,3 +88,8 @@ def test_a_head_of_odd_width_is_refused() -> None:
     """FOUND-I8: rotary positions turn pairs."""
     with pytest.raises(ConfigError, match=r"model\.heads is 3 and model\.hidden_size 63; a head has 21 dimensions"):
         load("default", [Override("model.heads", 3, "--set"), Override("model.hidden_size", 63, "--set")])
+
+
+def test_saves_without_a_model_to_save_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"run\.save_every is 2 and run\.save_model false"):
+        load(overrides=[Override("run.save_every", 2, "test"), Override("run.save_model", False, "test")])

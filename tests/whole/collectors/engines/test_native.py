@@ -284,6 +284,14 @@ def test_staged_weights_are_copies_of_the_callers() -> None:
     assert torch.equal(model.model.norm.weight, expected)
 
 
+def test_a_model_whose_cache_does_not_fit_keeps_its_own_attention() -> None:
+    model = tiny_model("llama", 0)
+    own = model.config._attn_implementation
+    with pytest.raises(ConfigError, match=r"the budget is 100; raise it \(collector.cache_gib\)"):
+        Decoder(model, NativeSettings(4, 32, 100))
+    assert model.config._attn_implementation == own
+
+
 def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError, match="burst is 0"):
         NativeSettings(1, 8, 1, burst=0)
