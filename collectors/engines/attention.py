@@ -87,16 +87,7 @@ cache, which the program does not see, is written and read in the order of the l
 
 
 @slot_attention.register_fake
-def _shape(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    number: int,
-    layer: int,
-    scaling: float | None,
-    softcap: float | None,
-) -> torch.Tensor:
+def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> torch.Tensor:
     return query.new_empty(query.shape[0], 1, query.shape[1], value.shape[3])
 
 

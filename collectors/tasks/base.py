@@ -87,11 +87,11 @@ class Task:
 
     def prompts(self) -> Sequence[Prompt]:
         """Return all prompts of one epoch; ids are stable and unique. Not asked where `data` has them."""
-        raise NotImplementedError("this task lists no prompts; give it some with --data FILE (data.path)")
+        return ()
 
     def score(self, prompt: Prompt, response: str) -> Reward | float | Awaitable[Reward | float]:
         """Reward one response (decoded, without the end token; in a run it is a Response)."""
-        raise NotImplementedError(f"{type(self).__name__} has no score of its own")
+        raise TypeError(f"{type(self).__name__} does not score; a run refuses it unless reward.functions does")
 
     def examples(self) -> Sequence[tuple[str, str]]:
         """Return (prompt, answer) pairs for the SFT warm-up."""

@@ -19,7 +19,9 @@ def list_prompts(task: Task, name: str) -> list[Prompt]:
     with user_code(f"task.name {name}: prompts() failed"):
         given = list(task.prompts())
     if not given:
-        raise ConfigError(f"task.name {name}: the task has no prompts")
+        raise ConfigError(
+            f"task.name {name}: the task has no prompts; list some in prompts(), or give a file with --data FILE"
+        )
     prompts = [_plain_prompt(prompt, f"task.name {name}: prompt number {i}") for i, prompt in enumerate(given)]
     places: dict[int | str, int] = {}
     for i, prompt in enumerate(prompts):

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from asyncrl.engine.errors import ConfigError
+
 VARLEN = "asyncrl_varlen"
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -94,13 +96,13 @@ def varlen_attention(
     """Attend causally within each sample: (1, heads, T, size) to (1, T, heads, size); grouped heads share keys.
 
     A sliding window of w lets a position attend to itself and w - 1 before it. Under autocast, which
-    leaves rotated queries and keys in float32, all three are brought to its type. NotImplementedError
+    leaves rotated queries and keys in float32, all three are brought to its type. ConfigError
     for logits that are capped, or attention sinks.
     """
     from torch.nn.attention.varlen import varlen_attn
 
     if softcap is not None or s_aux is not None:
-        raise NotImplementedError(f"{type(module).__name__} caps its logits or has sinks; set trainer.packed to false")
+        raise ConfigError(f"{type(module).__name__} caps its logits or has sinks; set trainer.packed to false")
     half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
     q, k, v = (tensor[0].transpose(0, 1).to(half) for tensor in (query, key, value))
     shared = q.shape[1] // k.shape[1]

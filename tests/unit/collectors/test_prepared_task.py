@@ -119,7 +119,7 @@ def test_ids_are_strings_or_integers_and_plain(ids: list[Any], plain: list[int |
         ([Prompt(0, "a", dataset=None)], "has None as its dataset"),  # type: ignore[arg-type]
         (["text"], "prompt number 0 is 'text'; it must be a Prompt"),
         (7, r"prompts\(\) failed"),
-        ([], "has no prompts"),
+        ([], "has no prompts; list some"),
     ],
 )
 def test_prompts_that_no_run_could_take_are_refused_by_number_and_value(prompts: Any, words: str) -> None:

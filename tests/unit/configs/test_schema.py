@@ -79,7 +79,7 @@ def test_no_number_may_be_beyond_all_measure(path: str, beyond: float) -> None:
 
 
 def test_a_temperature_that_divides_by_next_to_nothing_is_refused() -> None:
-    """FOUND-I8: logits over 1e-300 are no numbers."""
+    """FOUND-I8: divided by 1e-300, logits are infinite."""
     with pytest.raises(ConfigError, match=r"rollout\.temperature is 1e-300; .* from 1e-06 on"):
         load("default", [Override("rollout.temperature", 1e-300, "--set")])
 

@@ -115,7 +115,7 @@ def test_reasons_are_counted_by_filter() -> None:
 def test_a_column_answer_of_the_wrong_kind_is_named(answer: Callable[[GroupColumns], ColumnVerdict], says: str) -> None:
     class Wrong(BaseRolloutFilter):
         def judge(self, group: GroupView, context: FilterContext) -> Verdict:
-            raise NotImplementedError
+            raise AssertionError("columns are judged at once")
 
         def judge_columns(self, groups: GroupColumns, context: FilterContext) -> ColumnVerdict:
             return answer(groups)

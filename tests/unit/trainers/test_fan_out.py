@@ -111,7 +111,7 @@ def test_survivors_that_ranks_do_not_divide_are_all_planned(samples: int, filler
 
 
 def test_no_survivor_is_no_plan() -> None:
-    """D6: with 0 samples there is no step."""
+    """D6: a batch of 0 samples does not make a step."""
     with pytest.raises(ValueError, match="no samples"):
         plan_batch({}, ranks=4, budget_tokens=100)
 

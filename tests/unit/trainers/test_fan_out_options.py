@@ -109,7 +109,7 @@ def test_forward_only_plans_are_whole_without_fillers(
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("seed", range(40))
 def test_a_search_does_not_live_on_rounding_errors(seed: int) -> None:
-    """Costs that no float holds exactly: gains of one bit are no gains, and the plan ends."""
+    """Costs that no float holds exactly: a gain of one bit does not count, so the search ends."""
     rng = random.Random(seed)
     lengths = named([rng.randint(1, BUDGET) for _ in range(rng.randint(2, 24))])
     plan_batch(lengths, ranks=rng.randint(2, 5), budget_tokens=BUDGET, cost=inverse, updates=rng.randint(1, 3))

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from asyncrl.engine.errors import ConfigError
 from asyncrl.trainers.backends.packing import Packing, has_varlen, varlen_attention
 
 CPU = torch.device("cpu")
@@ -44,5 +45,5 @@ def test_the_kernel_is_for_half_precision_on_a_gpu(device: str, dtype: torch.dty
 def test_attention_that_the_kernel_lacks_is_refused_with_the_option_to_change(odd: str) -> None:
     one = torch.ones(1, 1, 1, 8)
     options: dict[str, Any] = {odd: torch.ones(1)}
-    with pytest.raises(NotImplementedError, match=r"set trainer\.packed to false"):
+    with pytest.raises(ConfigError, match=r"set trainer\.packed to false"):
         varlen_attention(object(), one, one, one, None, cu_seq_lens_q=torch.tensor([0, 1]), max_length_q=1, **options)

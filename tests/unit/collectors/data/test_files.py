@@ -65,10 +65,10 @@ def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
 
 
 def test_parquet_is_read_by_row_group_and_its_values_are_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arrow = pytest.importorskip("pyarrow")
     from datetime import date
     from decimal import Decimal
 
+    import pyarrow as arrow
     from pyarrow import parquet
 
     monkeypatch.setattr("asyncrl.collectors.data.parquet.KEPT_BYTES", 1)
@@ -84,7 +84,8 @@ def test_parquet_is_read_by_row_group_and_its_values_are_json(tmp_path: Path, mo
 
 
 def test_a_folder_that_datasets_saved_is_read_by_split(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     rows = datasets.Dataset.from_list([{"prompt": "a"}, {"prompt": "b"}])
     datasets.DatasetDict({"train": rows, "test": rows.select([1])}).save_to_disk(str(tmp_path / "two"))
     assert open_records(str(tmp_path / "two"), "test").read(0) == {"prompt": "b"}
@@ -96,7 +97,8 @@ def test_a_folder_that_datasets_saved_is_read_by_split(tmp_path: Path) -> None:
 def test_a_data_set_is_found_by_name_in_the_cache_and_never_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     (tmp_path / "set.jsonl").write_text('{"prompt": "a"}', encoding="utf-8")
     datasets.load_dataset("json", "one", data_files=str(tmp_path / "set.jsonl"), cache_dir=str(tmp_path / "cache"))
     (cached,) = (tmp_path / "cache" / "json").glob("one*")
