@@ -11,7 +11,7 @@ import anyio
 
 from asyncrl.collectors.engines.base import Chunk, Request, Result, Sampling
 from asyncrl.collectors.generators.base import Generator, GroupRequest
-from asyncrl.configs.schema import MIN_TEMPERATURE
+from asyncrl.configs.sections.fields import MIN_TEMPERATURE
 from asyncrl.engine.errors import ConfigError, GenerationError
 from asyncrl.engine.events.segments import FILE_NAME as EVENTS
 from asyncrl.engine.events.summary import FILE_NAME as SUMMARY

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrl.configs.schema import Data
+from asyncrl.configs.sections.task import Data
 from asyncrl.engine.errors import DataError
 
 Messages = Sequence[Mapping[str, Any]]

@@ -10,7 +10,7 @@ from asyncrl.collectors.data.parquet import ParquetFile
 from asyncrl.collectors.data.prompts import NamedSet
 from asyncrl.collectors.data.records import Records
 from asyncrl.collectors.data.renderer import Shot
-from asyncrl.configs.schema import Data, DataSet
+from asyncrl.configs.sections.task import Data, DataSet
 from asyncrl.engine.errors import ConfigError, DataError
 
 _JSONL = (".jsonl", ".ndjson")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.collectors.data.columns import Messages
-from asyncrl.configs.schema import Data
+from asyncrl.configs.sections.task import Data
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.model.tokenizer import ChatTokenizer
 

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import structlog
 
-from asyncrl.configs.schema import Trainer
+from asyncrl.configs.sections.trainer import Trainer
 from asyncrl.engine.deployment import CollectorHandle, WeightSource
 from asyncrl.engine.errors import ActorDied, Overdue
 from asyncrl.engine.events.log import EventLog

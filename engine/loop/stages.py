@@ -10,7 +10,7 @@ from typing import TypeVar
 import anyio
 
 from asyncrl.configs import RunConfig
-from asyncrl.configs.schema import Trainer
+from asyncrl.configs.sections.trainer import Trainer
 from asyncrl.engine.deployment import RankHandle
 from asyncrl.engine.errors import AsyncRLError, Overdue
 from asyncrl.engine.loop.selection import Selection

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from asyncrl.configs.schema import Model
+from asyncrl.configs.sections.model import Model
 from asyncrl.engine.model.checkpoint import load_checkpoint, read_config
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from asyncrl.configs.schema import Model
+from asyncrl.configs.sections.model import Model
 from asyncrl.engine.errors import AsyncRLError, NotWritten
 from asyncrl.engine.model.causal_lm import outline_model
 from asyncrl.engine.model.folder import NOTE, Note, link_files, replace_folder

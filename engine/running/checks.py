@@ -7,7 +7,7 @@ from pathlib import Path
 
 from asyncrl.collectors.tasks.prepared import PreparedTask
 from asyncrl.configs import Loaded, RunConfig
-from asyncrl.configs.schema import Model
+from asyncrl.configs.sections.model import Model
 from asyncrl.engine.errors import ConfigError, FilterError
 from asyncrl.engine.lifecycle.process_env import check_no_other_ray
 from asyncrl.engine.running.server_checks import check_server_options, check_servers

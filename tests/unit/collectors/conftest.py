@@ -13,7 +13,7 @@ from torch import nn
 from transformers import LlamaConfig
 
 from asyncrl.collectors.generators.torch_generator import TorchGenerator
-from asyncrl.configs.schema import Model
+from asyncrl.configs.sections.model import Model
 from asyncrl.engine.aio.blocking import in_place
 from asyncrl.engine.model.causal_lm import build_model
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from asyncrl.configs import Override, RunConfig, load, schema
+from asyncrl.configs import Override, RunConfig, load
 from asyncrl.engine.errors import ConfigError
 
 
@@ -21,10 +21,10 @@ def sections() -> Iterator[tuple[str, type[BaseModel]]]:
 
 
 def test_every_field_of_every_section_has_its_meaning_below_it() -> None:
-    tree = ast.parse(inspect.getsource(schema))
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     for _, section in sections():
-        body = classes[section.__name__].body
+        (node,) = ast.parse(inspect.getsource(section)).body
+        assert isinstance(node, ast.ClassDef)
+        body = node.body
         for field, after in zip(body, [*body[1:], None], strict=True):
             if isinstance(field, ast.AnnAssign):
                 said = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and after.value.value

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from asyncrl.configs.schema import DataPlane
+from asyncrl.configs.sections.data_plane import DataPlane
 
 TEXT = (Path(__file__).parents[3] / "docs" / "data-plane.md").read_text(encoding="utf-8")
 

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from asyncrl.configs.schema import Trainer
+from asyncrl.configs.sections.trainer import Trainer
 from asyncrl.engine import metrics
 
 TEXT = (Path(__file__).parents[3] / "docs" / "fan-out.md").read_text(encoding="utf-8")

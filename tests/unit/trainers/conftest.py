@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from asyncrl.configs.schema import Model
+from asyncrl.configs.sections.model import Model
 from asyncrl.engine.aio.blocking import in_place
 from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.data_plane.base import Partition

@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from asyncrl.configs.schema import Model
+from asyncrl.configs.sections.model import Model
 from asyncrl.engine.aio.blocking import in_place
 from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.errors import Overdue

@@ -10,7 +10,7 @@ import torch
 
 from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.collectors.generators.torch_generator import TorchGenerator
-from asyncrl.configs.schema import Model
+from asyncrl.configs.sections.model import Model
 from asyncrl.engine.aio.blocking import in_place
 from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.model.causal_lm import build_model, token_logprobs

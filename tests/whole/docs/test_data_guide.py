@@ -8,7 +8,7 @@ import pytest
 from asyncrl.collectors.data.check import CHECKED_RECORDS, LONGEST, RUN_RECORDS, RUNS
 from asyncrl.collectors.data.prompts import BAD, HELD_OUT, TOO_LONG, TOO_SHORT
 from asyncrl.configs import load
-from asyncrl.configs.schema import Data
+from asyncrl.configs.sections.task import Data
 from asyncrl.engine.running.checks import check_runnable
 
 TEXT = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asyncrl.configs import load_config
-from asyncrl.configs.schema import Model
+from asyncrl.configs.sections.model import Model
 from asyncrl.engine.errors import AsyncRLError, NotWritten
 from asyncrl.engine.model.causal_lm import build_model
 from asyncrl.engine.model.checkpoint import load_checkpoint

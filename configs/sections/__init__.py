@@ -1,0 +1,1 @@
+"""The sections of the configuration, with the meaning of every field."""

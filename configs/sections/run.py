@@ -1,0 +1,53 @@
+"""The run itself, and how long its parts may be silent."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from asyncrl.configs.sections.fields import Count, Seconds, Section
+
+
+class Run(Section):
+    seed: Annotated[int, Field(ge=0, lt=2**32)]
+    """Seed of all randomness: weights, prompt order, sampling."""
+    runtime: Literal["ray", "local"]
+    """`ray`: with Ray actors and TransferQueue; `local`: the same loop in one process."""
+    steps: Count | None
+    """End after this many training steps; null: no such limit."""
+    batches: Count | None
+    """End after this many batches were judged, including those without a survivor; null: no such limit."""
+    stop_at_reward: float | None
+    """End when the mean reward of the last `reward_window` judged batches reaches this; null: never."""
+    reward_window: Count
+    """Number of batches over which `stop_at_reward` averages."""
+    alarm_window: Count
+    """Number of batches over which alarms take the share of samples lost to each cause."""
+    max_empty_batches: Count | None
+    """End with exit code 1 after this many batches in a row that had nothing to train, and name the cause; null:
+    never."""
+    directory: str | None
+    """Where event log, logs and summary go; null: a new folder under `runs/`."""
+    record: Literal["events", "tensors"]
+    """`events`: record the event log; `tensors`: also the rows of each step, from which `asyncrl replay --step`
+    rebuilds its loss inputs."""
+    save_model: bool
+    """Save the last weights as a Hugging Face folder, `model/` in the run's folder, when the run ends, however it
+    ends."""
+    save_every: Count | None
+    """Save `model/` after every so many training steps too; null: only at the end."""
+    save_best: bool
+    """With `save_every`, keep in `model-best/` the saved version with the highest mean reward of the last
+    `reward_window` judged batches."""
+    save_timeout_s: Seconds
+    """A save that takes longer is given up, with a warning; the last one of a run fails the run."""
+
+
+class Supervision(Section):
+    start_timeout_s: Seconds
+    """Longest time in which all actors together must start."""
+    answer_timeout_s: Seconds
+    """An actor that has not answered for this long is declared dead."""
+    starve_timeout_s: Seconds
+    """Longest wait for the next group while the trainer is idle; after it the run ends."""
+    stop_timeout_s: Seconds
+    """Longest orderly stop; after it actors are killed."""

@@ -1,0 +1,128 @@
+"""The ranks, their loss and optimizer, and how weights travel."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from asyncrl.configs.sections.fields import (
+    Count,
+    Factor,
+    Few,
+    Fraction,
+    Groups,
+    LearningRate,
+    Seconds,
+    Section,
+    ZeroOrMore,
+)
+
+
+class Trainer(Section):
+    ranks: Few
+    """Data-parallel ranks."""
+    micro_batch_tokens: Count
+    """Token budget of one micro-batch."""
+    forward_tokens: Count | None
+    """Token budget of one micro-batch in the forward-only stages, which keep no activations; null: twice
+    `micro_batch_tokens`."""
+    updates_per_batch: Groups
+    """Optimizer updates per batch, each on its own part of the samples; the version still grows by 1. With more than
+    one, `recompute_logprobs` is on."""
+    recompute_logprobs: bool
+    """Decoupled PPO: clip the ratio to the policy at the start of the batch, whose log-probabilities the ranks compute,
+    and weight each token by that policy over the sampler's. Off: the ratio is to the sampler's policy."""
+    importance_cap: Factor
+    """Importance weights of decoupled PPO are truncated at this value."""
+    reference_kl: Annotated[float, Field(ge=0, le=1e6)]
+    """Coefficient of the KL divergence from a frozen reference model (the weights of version 0); 0: no reference
+    model."""
+    fetch_policy: Literal["independent", "leader", "auto"]
+    """How ranks that share one replica get their rows. `independent`: each reads; `leader`: the leader reads and
+    broadcasts; `auto`: `leader` if there are such siblings. Only `auto` is accepted: each rank of the PyTorch backend
+    holds a whole replica."""
+    align: Count
+    """Pad each sample's length to a multiple of this many tokens, as tensor and context parallel ranks need."""
+    balance: bool
+    """Balance the ranks by cost. Off: samples keep their order, and neighbours stay together."""
+    micro_batch_order: Literal["costliest_first", "cheap_ends"]
+    """Order of a rank's micro-batches. `costliest_first`: ranks compute micro-batches of similar cost at any time;
+    `cheap_ends`: cheap micro-batches come first and last, where a pipeline fills and drains."""
+    pad_to_step_length: bool
+    """Pad every forward pass of a step to one length on all ranks, for collectives that need one shape."""
+    peak_flops: Annotated[float, Field(gt=0, le=1e21)] | None
+    """Theoretical FLOPs per second of one rank's device, for `train/peak_flops_fraction`; null: looked up by the
+    device's name."""
+    packed: bool
+    """Run a micro-batch as one packed row, with a block-diagonal mask and no padding, instead of padded rows."""
+    loss_normalisation: Literal["token_mean", "sequence_mean", "constant"]
+    """How the loss is averaged. `token_mean`: over all tokens of the batch (DAPO); `sequence_mean`: over each sample's
+    tokens, then over samples (GRPO); `constant`: the sum divided by samples times max_new_tokens (Dr. GRPO)."""
+    over_budget: Literal["mask", "error"]
+    """What a sample longer than the budget does. `mask`: it is masked (over_budget); `error`: it ends the run."""
+    learning_rate: LearningRate
+    """AdamW's learning rate."""
+    beta1: Fraction
+    """AdamW's decay of the first moment."""
+    beta2: Fraction
+    """AdamW's decay of the second moment."""
+    weight_decay: Annotated[float, Field(ge=0, le=1e3)]
+    """AdamW's decoupled weight decay."""
+    max_grad_norm: Annotated[float, Field(gt=0, le=1e38)]
+    """Gradients are scaled down to this global norm."""
+    clip_low: Fraction
+    """The ratio is clipped below at 1 - clip_low."""
+    clip_high: Factor
+    """The ratio is clipped above at 1 + clip_high."""
+    dual_clip: Annotated[float, Field(gt=1, le=1e6)]
+    """With a negative advantage, the loss of a token is at most this times the advantage's absolute value."""
+    advantage_baseline: Literal["mean", "leave_one_out"]
+    """What a reward is compared with: the group's mean, or the mean of its siblings."""
+    advantage_scale: Literal["std", "none"]
+    """`std`: divide advantages by the group's standard deviation; `none`: do not."""
+    sft_warm_up_steps: ZeroOrMore
+    """Supervised steps on the task's own examples before version 0."""
+    sft_warm_up_batch: Count
+    """Examples per supervised step."""
+    sft_warm_up_learning_rate: LearningRate
+    """AdamW's learning rate in the supervised steps."""
+    step_timeout_s: Seconds
+    """A training step that takes longer ends the run."""
+    min_step_s: Annotated[float, Field(ge=0, le=1e9)]
+    """A faster step sleeps until this time is over, to study the loop with slow steps and idle cores; 0: never."""
+    publish_timeout_s: Seconds
+    """A try to publish that is not acknowledged within this time fails; the next try joins a load in progress."""
+    publish_tries: Count
+    """Tries to publish one version before the run ends."""
+    weight_transport: Literal["auto", "object_store", "shared_memory", "cuda_ipc", "nccl", "folder"]
+    """How weights travel to the generators. `object_store`: Ray's; `shared_memory`: a file in shared memory, which
+    generators of this host map; `cuda_ipc`: out of the trainer's GPU memory; `nccl`: broadcast between GPUs; `folder`:
+    safetensors files in `weight_folder`. `auto`: by where rank 0 and the generators compute (docs/weights.md)."""
+    weight_folder: str | None
+    """Folder of `weight_transport: folder`, which the trainer and all generators reach under this path; null: none."""
+    weight_delta: bool
+    """Send only the bytes that changed since the last version, or the whole where they are many. Saves network, not
+    time on one host."""
+    threads: Few
+    """Torch threads per rank."""
+    device: Literal["auto", "cpu", "cuda"]
+    """Where ranks train. `auto`: on GPUs if torch sees any, which they take in turn."""
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether the ratio is to the policy at the start of the batch, not to the sampler's."""
+        return self.recompute_logprobs or self.updates_per_batch > 1
+
+    @property
+    def forward_budget(self) -> int:
+        """Token budget of a micro-batch that keeps no activations."""
+        return self.forward_tokens or 2 * self.micro_batch_tokens
+
+    @property
+    def longest_sample(self) -> int:
+        """Tokens of the longest sample that a micro-batch holds: whole multiples of `align`."""
+        return self.micro_batch_tokens // self.align * self.align
+
+    @property
+    def later_column_count(self) -> int:
+        """How many columns the ranks add to each trained group."""
+        return self.decoupled + (self.reference_kl > 0)
