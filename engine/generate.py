@@ -81,6 +81,11 @@ def generate(
     """
     _check_options(max_new_tokens=max_new_tokens, temperature=temperature, samples=samples, seed=seed)
     asked = [prompts] if isinstance(prompts, str) else list(prompts)
+    odd = next((i for i, prompt in enumerate(asked) if not isinstance(prompt, str) or not prompt), None)
+    if odd is not None:
+        raise ConfigError(
+            f"prompt {odd} (the first is 0) is {asked[odd]!r}; it must be a text of at least one character"
+        )
     model, tokenizer, stop_ids = _load(find_model(folder, best=best))
     sampling = Sampling(max_new_tokens, temperature=temperature, stop_ids=stop_ids)
     requests = [
@@ -104,7 +109,8 @@ def find_model(folder: str | PathLike[str], *, best: bool = False) -> Path:
     if not given.is_dir():
         found = None if best else find_folder(given)
         if found is None:
-            raise ConfigError(f"there is no folder {str(given)!r}")
+            what = "is a file, not a folder" if given.is_file() else "does not exist"
+            raise ConfigError(f"{str(given)!r} {what}; name a run's folder, or one of a Hugging Face checkpoint")
         return found
     name = BEST if best else LAST
     inside = find_folder(given / name)
@@ -112,6 +118,8 @@ def find_model(folder: str | PathLike[str], *, best: bool = False) -> Path:
         return inside
     if (given / "config.json").is_file() and not best:
         return given
+    if best and (given / "config.json").is_file():
+        raise ConfigError(f"{str(given)!r} is a checkpoint, and only a run's folder has {BEST}/; leave best out")
     if not (given / EVENTS).is_file():
         raise ConfigError(f"{str(given)!r} is neither a run's folder nor a Hugging Face checkpoint (config.json)")
     raise ConfigError(f"the run {str(given)!r} has no {name}/: {_why(given, best=best)}")

@@ -69,7 +69,9 @@ def _checked(prompts: DataPrompts, found: Checked, place: _Place) -> Record | No
         other = found.ids.setdefault(record.id, place)
         if other != place:
             first, second = (prompts.sets[which].records.place(index) for which, index in (other, place))
-            raise ConfigError(f"{first} and {second} both have the id {record.id!r}; ids must be unique over all sets")
+            raise ConfigError(
+                f"{first} and {second} both have the id {record.id!r} (data.id_column); ids must be unique"
+            )
     return record
 
 

@@ -66,7 +66,10 @@ def _open_file(path: Path, suffix: str) -> Records:
 def open_shots(data: Data) -> list[Shot]:
     """Return the examples of `data.few_shot`; ConfigError, with the entry, for one without prompt or answer."""
     if isinstance(data.few_shot, str):
-        records = open_records(data.few_shot)
+        try:
+            records = open_records(data.few_shot)
+        except ConfigError as error:
+            raise ConfigError(f"data.few_shot: {error}") from error
         columns = Columns(data.prompt_column, data.answer_column)
         given = [(records.read(index), records.place(index)) for index in range(len(records))]
     else:

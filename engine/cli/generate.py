@@ -29,6 +29,8 @@ def generate(
     from asyncrl.engine.generate import generate as answer
 
     asked = [prompt for given in prompts for prompt in (_lines() if given == "-" else [given])]
+    if not asked:
+        fail("standard input has no prompt; write one per line")
     titled = len(asked) * samples > 1
     last: tuple[int, int] | None = None
 
@@ -59,7 +61,7 @@ def generate(
 
 
 def _lines() -> list[str]:
-    return [line.rstrip("\r\n") for line in sys.stdin]
+    return [line.rstrip("\r\n") for line in sys.stdin if line.strip()]
 
 
 def _begin(prompt: str, sample: int | None, *, titled: bool, first: bool) -> None:

@@ -114,9 +114,14 @@ def with_slots(config: RunConfig, prompts: Sequence[Prompt]) -> RunConfig:
     """Return a configuration that says how many tokens a slot of the native engine holds."""
     if config.collector.slot_tokens is not None:
         return config
-    longest = config.data.max_prompt_tokens or longest_prompt(prompts, run_tokenizer(config))
-    tokens = longest + config.rollout.max_new_tokens
+    tokens = tokens_of_longest(config, prompts)
     return config.model_copy(update={"collector": config.collector.model_copy(update={"slot_tokens": tokens})})
+
+
+def tokens_of_longest(config: RunConfig, prompts: Sequence[Prompt]) -> int:
+    """Return how many tokens the longest prompt and the longest response to it have together."""
+    longest = config.data.max_prompt_tokens or longest_prompt(prompts, run_tokenizer(config))
+    return longest + config.rollout.max_new_tokens
 
 
 def build_generator(

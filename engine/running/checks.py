@@ -69,6 +69,7 @@ def check_with_model(loaded: Loaded, prepared: PreparedTask) -> PreparedTask:
             )
     _check_extras(config.model, prepared.task.extras)
     prepared = with_prompts(config, prepared)
+    _check_slots(loaded, prepared)
     if config.model.path is not None:
         from asyncrl.engine.lifecycle.checks import check_checkpoint
 
@@ -88,6 +89,21 @@ def check_with_model(loaded: Loaded, prepared: PreparedTask) -> PreparedTask:
         for text in pair:
             tokenizer.encode(text)
     return prepared
+
+
+def _check_slots(loaded: Loaded, prepared: PreparedTask) -> None:
+    """Refuse slots into which the longest prompt and response known do not go: such groups would all fail."""
+    collector = loaded.config.collector
+    if collector.slot_tokens is None or collector.engine == "batch":
+        return
+    from asyncrl.engine.lifecycle.parts import tokens_of_longest
+
+    needed = tokens_of_longest(loaded.config, prepared.prompts)
+    if collector.slot_tokens < needed:
+        raise ConfigError(
+            f"collector.slot_tokens (from {loaded.sources['collector.slot_tokens']}) is {collector.slot_tokens}, and "
+            f"the longest prompt and rollout.max_new_tokens come to {needed}; it must be null, or at least {needed}"
+        )
 
 
 def check_stale_mode(loaded: Loaded) -> None:

@@ -66,14 +66,11 @@ def test_a_second_run_goes_on_from_what_the_first_has_learned(small: Small, tmp_
     assert answers == [["7"], ["3"]]
     assert "".join(text for prompt, _, text in said if prompt == 1) == "3"
     assert asyncrl.generate(saved, "7>", samples=2, temperature=0.01) == [["7", "7"]]
-    printed = CliRunner().invoke(app, ["generate", str(tmp_path / "out"), "5>", "-"], input="7>\n3>\n")
+    printed = CliRunner().invoke(app, ["generate", str(tmp_path / "out"), "5>", "-"], input="7>\n\n3>\n")
     assert printed.stdout == "# '5>'\n5\n# '7>'\n7\n# '3>'\n3\n"
     assert CliRunner().invoke(app, ["generate", str(saved), "7>"]).stdout == "7\n"
     refused = CliRunner().invoke(app, ["generate", str(saved), ""])
-    assert (
-        refused.exit_code,
-        "prompt 0 (the first is 0) was not answered: the prompt has no tokens" in refused.stderr,
-    ) == (1, True)
+    assert (refused.exit_code, "prompt 0 (the first is 0) is ''; it must be a text" in refused.stderr) == (2, True)
     assert CliRunner().invoke(app, ["generate", str(tmp_path / "no"), "7>"]).exit_code == 2
 
 
@@ -105,7 +102,8 @@ def test_where_there_is_no_model_the_cause_is_told(small: Small, tmp_path: Path)
     small({"run.save_model": False})
     refused = {
         "out": r"the run '.*out' has no model/: run.save_model was false",
-        "nothing": r"there is no folder '.*nothing'",
+        "nothing": r"'.*nothing' does not exist; name a run's folder",
+        "out/summary.json": r"'.*summary.json' is a file, not a folder",
         ".": r"is neither a run's folder nor a Hugging Face checkpoint",
     }
     for name, message in refused.items():
@@ -122,5 +120,13 @@ def test_where_there_is_no_model_the_cause_is_told(small: Small, tmp_path: Path)
     (tmp_path / "broken" / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(asyncrl.ConfigError, match=r"cannot generate from '.*broken': "):
         asyncrl.generate(tmp_path / "broken", "7>")
+    with pytest.raises(
+        asyncrl.ConfigError, match=r"'.*broken' is a checkpoint, and only a run's folder has model-best/"
+    ):
+        asyncrl.generate(tmp_path / "broken", "7>", best=True)
+    odd: tuple[tuple[list[Any], str], ...] = ((["7>", ""], "prompt 1 .* is ''"), ([7], "prompt 0 .* is 7"))
+    for prompts, message in odd:
+        with pytest.raises(asyncrl.ConfigError, match=message):
+            asyncrl.generate(tmp_path / "out", prompts)
     with pytest.raises(asyncrl.ConfigError, match="samples is 3 and temperature 0"):
         asyncrl.generate(tmp_path / "broken", "7>", samples=3)

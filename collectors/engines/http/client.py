@@ -126,7 +126,10 @@ class Client:
 def _check(answer: httpx2.Response, what: str) -> None:
     if answer.is_success:
         return
-    message = f"{what} answered {answer.status_code}: {answer.text[:_SHOWN_CHARACTERS]}"
+    # A page of some other server says nothing in one line.
+    page = "html" in answer.headers.get("content-type", "")
+    said = "a web page" if page else " ".join(answer.text.split())[:_SHOWN_CHARACTERS]
+    message = f"{what} answered {answer.status_code}: {said}"
     # 429 and 5xx are the server's state, not the request's fault.
     if answer.status_code >= 500 or answer.status_code == 429:
         raise ServerDown(message)

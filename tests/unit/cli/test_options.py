@@ -260,3 +260,16 @@ def test_a_working_folder_that_was_deleted_is_a_line(command: Command, folder: P
         finally:
             os.chdir(folder)
         assert (result.exit_code, "the working folder cannot be used" in result.stderr) == (2, True), result.output
+
+
+def test_a_slot_that_the_longest_prompt_does_not_fit_into_is_refused(command: Command) -> None:
+    found = command("train", "--runtime", "local", "--dry-run", "--set", "collector.slot_tokens=3")
+    assert found.exit_code == 2
+    assert "collector.slot_tokens (from --set collector.slot_tokens=3) is 3, and the longest prompt" in found.output
+    assert "it must be null, or at least 4" in found.output
+
+
+def test_generate_without_a_prompt_on_standard_input_says_so(command: Command) -> None:
+    found = command("generate", ".", "-")
+    assert found.exit_code == 2
+    assert "standard input has no prompt" in found.output

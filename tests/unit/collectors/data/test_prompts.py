@@ -91,7 +91,9 @@ def test_a_bad_record_is_named_before_the_start_or_left_out_and_counted(data: Gi
 
 
 def test_two_records_with_one_id_are_both_named(data: Given) -> None:
-    with pytest.raises(ConfigError, match=r"a\.jsonl, line 1 and .*b\.jsonl, line 2 both have the id 3"):
+    with pytest.raises(
+        ConfigError, match=r"a\.jsonl, line 1 and .*b\.jsonl, line 2 both have the id 3 \(data\.id_column\)"
+    ):
         data({"a": [{**ECHO[3], "id": 3}], "b": [{**ECHO[4], "id": 4}, {**ECHO[5], "id": 3}]}, id_column="id")
 
 
@@ -161,6 +163,8 @@ def test_examples_stand_before_every_prompt(data: Given, tmp_path: Path) -> None
     for shots in (few, str(lines(tmp_path / "few.jsonl", few))):
         with pytest.raises(ConfigError, match=r"characters \['\\n'\]"):  # As text, which this tokenizer has not all of.
             data(few_shot=shots)
+    with pytest.raises(ConfigError, match=r"data\.few_shot: none\.jsonl cannot be read"):
+        data(few_shot="none.jsonl")
     with pytest.raises(ConfigError, match=r"data\.few_shot, entry 0 has no field 'answer'"):
         data(few_shot=[{"prompt": "1>"}])
 

@@ -64,7 +64,7 @@ def test_a_bad_record_that_was_not_seen_before_the_start_ends_the_run_by_name(
 
 
 def test_a_task_without_prompts_and_data_says_what_to_give(small: Small) -> None:
-    with pytest.raises(ConfigError, match=r"prompts\(\) failed: .*--data FILE"):
+    with pytest.raises(ConfigError, match=r"list some in prompts\(\), or give a file with --data FILE"):
         small({"task.name": f"{__name__}:Noted"})
 
 
