@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.engine.errors import ConfigError
+from asyncrl.engine.records import Prompt
 
 ALONE = ("prompt", "response")
 OF_GROUP = ("prompt", "responses")
@@ -57,6 +58,16 @@ class RewardFunction:
     weight: float
     kind: Kind
     call: Callable[..., Any]
+
+    def check_prompt(self, prompt: Prompt) -> None:
+        """ConfigError if the function has a method `check_prompt`, and that refuses the prompt by a ValueError."""
+        check = getattr(self.call, "check_prompt", None)
+        if check is None:
+            return
+        try:
+            check(prompt)
+        except ValueError as error:
+            raise ConfigError(f"reward {self.name} cannot score what it will be given: {error}") from error
 
     @contextmanager
     def named_in_errors(self) -> Iterator[None]:

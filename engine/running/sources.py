@@ -36,12 +36,18 @@ def prepare_sources(loaded: Loaded, objects: Sequence[BaseRolloutFilter]) -> Pre
 
 
 def with_prompts(config: RunConfig, prepared: PreparedTask) -> PreparedTask:
-    """Return what was prepared with the prompts of the configured data sets, if there are any."""
-    if not config.data.given:
-        return prepared
-    from asyncrl.collectors.data.prepare import with_data
+    """Return what was prepared with the prompts of the configured data sets, if there are any.
 
-    return with_data(config, prepared)
+    ConfigError if a reward function cannot score one of the prompts that are known.
+    """
+    if config.data.given:
+        from asyncrl.collectors.data.prepare import with_data
+
+        prepared = with_data(config, prepared)
+    for reward in prepared.rewards:
+        for prompt in prepared.prompts:
+            reward.check_prompt(prompt)
+    return prepared
 
 
 def _check_no_task(loaded: Loaded) -> None:

@@ -49,6 +49,10 @@ class Code:
         self._memory = memory_mb * 2**20
         self._all_or_nothing = all_or_nothing
 
+    def check_prompt(self, prompt: Prompt) -> None:
+        """ValueError if the prompt's record has no tests."""
+        self._tests(prompt)
+
     def __call__(self, prompt: Prompt, response: str) -> float:
         tests = self._tests(prompt)
         blocks = _FENCED.findall(response)

@@ -19,6 +19,10 @@ class ExactMatch:
         self._last_line = last_line
         self._ignore_case = ignore_case
 
+    def check_prompt(self, prompt: Prompt) -> None:
+        """ValueError if the prompt's record has no answer."""
+        expected(prompt, self._field)
+
     def __call__(self, prompt: Prompt, response: str) -> float:
         given: str | None = response.strip()
         if self._last_line:

@@ -27,6 +27,10 @@ class MathVerify:
         self._field = field
         self._gold = lru_cache(maxsize=10_000)(self._parse)
 
+    def check_prompt(self, prompt: Prompt) -> None:
+        """ValueError if the prompt's record has no answer."""
+        expected(prompt, self._field)
+
     def __call__(self, prompt: Prompt, response: str) -> float:
         answer = expected(prompt, self._field)
         gold = self._gold(answer)

@@ -273,3 +273,13 @@ def test_generate_without_a_prompt_on_standard_input_says_so(command: Command) -
     found = command("generate", ".", "-")
     assert found.exit_code == 2
     assert "standard input has no prompt" in found.output
+
+
+def test_a_reward_that_reads_a_field_that_no_record_has_is_refused(command: Command, folder: Path) -> None:
+    (folder / "train.jsonl").write_text('{"prompt": "1>", "answer": "1"}\n', encoding="utf-8")
+    reward = "reward.functions=[{name: exact_match, field: tests}]"
+    found = command("train", "--runtime", "local", "--dry-run", "--data", "train.jsonl", "--set", reward)
+    assert found.exit_code == 2
+    assert (
+        "reward exact_match cannot score what it will be given: prompt 'train:1' has no field 'tests'" in found.output
+    )

@@ -239,6 +239,15 @@ def test_built_in_rewards(name: str, response: str, parameters: dict[str, Any], 
     assert built_in(name, response, **parameters) == reward
 
 
+@pytest.mark.parametrize("name", ["exact_match", "math_verify", "code"])
+def test_a_prompt_without_what_a_reward_reads_is_refused_before_the_run(name: str) -> None:
+    (reward,) = load_rewards([{"name": name, "field": "solution"}])
+    with pytest.raises(ConfigError, match=f"reward {name} cannot score what it will be given: prompt 3 has .*solution"):
+        reward.check_prompt(PROMPT)
+    (other,) = load_rewards([{"name": "format"}])
+    other.check_prompt(PROMPT)
+
+
 def test_a_record_without_the_field_is_an_error_and_not_a_zero() -> None:
     with pytest.raises(ValueError, match="prompt 3 has no field 'solution'; it has level"):
         built_in("exact_match", "4", field="solution")
