@@ -67,3 +67,24 @@ def _save(folder: Path, config: Any, *, bos: bool = False) -> Path:
 def save_checkpoint(tmp_path: Path) -> Callable[..., Path]:
     """Save a configuration's random model as the folder `model`, once a test."""
     return lambda config, **options: _save(tmp_path / "model", config, **options)
+
+
+@pytest.fixture
+def llama_checkpoint(save_checkpoint: Callable[..., Path]) -> Path:
+    """A tiny Llama with tied embeddings, in a folder with a tokenizer of digits."""
+    from transformers import LlamaConfig  # Most tests need no checkpoint.
+
+    return save_checkpoint(
+        LlamaConfig(
+            vocab_size=len(WORDS),
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            tie_word_embeddings=True,
+            eos_token_id=1,
+            bos_token_id=None,
+            pad_token_id=None,
+        )
+    )

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,36 +101,3 @@ def llama() -> Any:
         vocab_size=32,
         seed=2,
     )
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """A Hugging Face folder: a tiny Llama with tied embeddings, and a tokenizer of ten digits and `>`."""
-    from tokenizers import Regex, Tokenizer
-    from tokenizers.decoders import Fuse
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Split
-    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
-
-    folder = tmp_path / "checkpoint"
-    words = ["<unk>", "</s>", *"0123456789>"]
-    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
-    tokenizer.decoder = Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>").save_pretrained(folder)
-    config = LlamaConfig(
-        vocab_size=len(words),
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=True,
-        eos_token_id=1,
-        bos_token_id=None,
-        pad_token_id=None,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(4)
-        LlamaForCausalLM(config).save_pretrained(folder)
-    return folder

@@ -24,19 +24,19 @@ def config_of(path: Path | None) -> RunConfig:
     return load("default", [Override("model.path", None if path is None else str(path), "test")]).config
 
 
-def test_the_folders_tokenizer_adds_nothing_and_loses_nothing(checkpoint: Path) -> None:
-    tokenizer = load_tokenizer(str(checkpoint))
+def test_the_folders_tokenizer_adds_nothing_and_loses_nothing(llama_checkpoint: Path) -> None:
+    tokenizer = load_tokenizer(str(llama_checkpoint))
     ids = tokenizer.encode("407>")
-    assert ids == [6, 2, 9, 12]
+    assert ids == [8, 4, 11, 14]
     assert tokenizer.decode([*ids, tokenizer.eos_id]) == "407>"
-    assert (tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size) == (1, 1, 13)
+    assert (tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size) == (1, 1, 15)
     examples = tokenized(load_task("echo", {}).examples(), tokenizer)
-    assert examples[7] == ([9, 12, 9, 1], 2)
+    assert examples[7] == ([11, 14, 11, 1], 2)
 
 
-def test_a_checkpoint_generates_and_trains_on_policy(checkpoint: Path, running: Any) -> None:
+def test_a_checkpoint_generates_and_trains_on_policy(llama_checkpoint: Path, running: Any) -> None:
     """Build, generate, train: the ratio is 1; the new weights load into the generator again."""
-    config = config_of(checkpoint)
+    config = config_of(llama_checkpoint)
     model = build_run_model(config)
     tokenizer = load_tokenizer(config.model.path)
     assert next(model.parameters()).dtype == torch.float32

@@ -6,6 +6,7 @@ import pytest
 import structlog
 
 from asyncrl.collectors.tasks import Reward
+from asyncrl.configs import RunConfig
 from asyncrl.engine.errors import RefillExhausted, TagError
 from asyncrl.engine.events.types import BatchJudged, Judged, Planned, Released, Settled, StepStarted
 from asyncrl.engine.testing.fakes import FakeTask
@@ -16,6 +17,13 @@ from asyncrl.filters.base import AFTER_LOGPROBS
 
 def chain(**parameters: Any) -> list[dict[str, Any]]:
     return [{"name": "staleness"}, {"name": "zero_std"}, {"name": "dynamic_sampling", **parameters}]
+
+
+def one_step(**parameters: Any) -> RunConfig:
+    """Return a synchronous run of one step of 3 groups, with refill."""
+    return simulated_config(
+        rollout__groups_per_step=3, rollout__max_staleness=0, run__steps=1, filters=chain(**parameters)
+    )
 
 
 def flat_until(good: int) -> FakeTask:
@@ -57,9 +65,7 @@ def test_attempts_that_are_used_up_end_the_run_after_exactly_so_many_groups(atte
 
 def test_attempts_that_suffice_train_a_full_batch() -> None:
     """C1: with 3 good groups among the last of 6, limit 2 is not used up."""
-    config = simulated_config(
-        rollout__groups_per_step=3, rollout__max_staleness=0, run__steps=1, filters=chain(max_attempts=2)
-    )
+    config = one_step(max_attempts=2)
     outcome = simulate(config, task=flat_until(3))
     assert outcome.ending.code == 0
     assert [event.groups for event in outcome.of(StepStarted)] == [[3, 4, 5]]
@@ -69,12 +75,7 @@ def test_attempts_that_suffice_train_a_full_batch() -> None:
 
 def test_train_partial_goes_on_with_what_was_kept() -> None:
     """C1: 6 judged, 2 kept of 3."""
-    config = simulated_config(
-        rollout__groups_per_step=3,
-        rollout__max_staleness=0,
-        run__steps=1,
-        filters=chain(max_attempts=2, on_exhausted="train_partial"),
-    )
+    config = one_step(max_attempts=2, on_exhausted="train_partial")
     outcome = simulate(config, task=flat_until(4))
     assert outcome.ending.code == 0
     assert [event.groups for event in outcome.of(StepStarted)] == [[4, 5]]
@@ -85,12 +86,7 @@ def test_train_partial_goes_on_with_what_was_kept() -> None:
 
 def test_train_partial_without_any_survivor_is_no_step_and_the_next_batch_is_used() -> None:
     """C1, C8."""
-    config = simulated_config(
-        rollout__groups_per_step=3,
-        rollout__max_staleness=0,
-        run__steps=1,
-        filters=chain(max_attempts=2, on_exhausted="train_partial"),
-    )
+    config = one_step(max_attempts=2, on_exhausted="train_partial")
     outcome = simulate(config, task=flat_until(6))
     assert [event.kept for event in outcome.of(BatchJudged)] == [0, 3]
     assert [event.version for event in outcome.of(StepStarted)] == [0]
@@ -99,12 +95,7 @@ def test_train_partial_without_any_survivor_is_no_step_and_the_next_batch_is_use
 
 def test_wait_goes_on_past_the_attempts_with_a_warning_at_each_further_one() -> None:
     """C1: 15 flat groups are five attempts; the budget is two."""
-    config = simulated_config(
-        rollout__groups_per_step=3,
-        rollout__max_staleness=0,
-        run__steps=1,
-        filters=chain(max_attempts=2, on_exhausted="wait"),
-    )
+    config = one_step(max_attempts=2, on_exhausted="wait")
     with structlog.testing.capture_logs() as logs:
         outcome = simulate(config, task=flat_until(15))
     assert outcome.ending.code == 0
@@ -143,9 +134,7 @@ def test_each_kind_of_failure_counts_under_its_own_reason() -> None:
             raise ValueError("no score")
         return 1.0 if group == 0 else float(index % 2)
 
-    config = simulated_config(
-        rollout__groups_per_step=3, rollout__max_staleness=0, run__steps=1, filters=chain(max_attempts=3)
-    )
+    config = one_step(max_attempts=3)
     outcome = simulate(config, task=FakeTask.in_order(reward))
     assert outcome.ending.code == 0
     assert outcome.ledger.by_reason("dropped") == {"few_live": 1, "zero_std": 4}

@@ -27,24 +27,3 @@ def small(tmp_path: Path) -> Small:
         return run("default", tmp_path / directory, {**SMALL, **(overrides or {})}, **options)
 
     return start
-
-
-@pytest.fixture
-def model(save_checkpoint: Callable[..., Path]) -> Path:
-    """A tiny Llama with tied embeddings, in a folder with a tokenizer of digits."""
-    from transformers import LlamaConfig  # Most of these tests need no checkpoint.
-
-    return save_checkpoint(
-        LlamaConfig(
-            vocab_size=15,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            tie_word_embeddings=True,
-            eos_token_id=1,
-            bos_token_id=None,
-            pad_token_id=None,
-        )
-    )

@@ -31,12 +31,12 @@ def serving(kind: str, folder: Path, count: int, **more: Any) -> Iterator[Any]:
         yield portal, running
 
 
-def options(model: Path, servers: list[FakeServer], **more: Any) -> dict[str, Any]:
+def options(llama_checkpoint: Path, servers: list[FakeServer], **more: Any) -> dict[str, Any]:
     return {
-        "model.path": str(model),
+        "model.path": str(llama_checkpoint),
         "collector.engine": "http",
         "collector.servers": [server.url for server in servers],
-        "collector.weights_folder": str(model.parent),
+        "collector.weights_folder": str(llama_checkpoint.parent),
         "run.steps": 4,
         "run.batches": None,
         "trainer.sft_warm_up_steps": 20,
@@ -46,26 +46,26 @@ def options(model: Path, servers: list[FakeServer], **more: Any) -> dict[str, An
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
-def test_two_collectors_train_on_three_servers(small: Small, model: Path, kind: str) -> None:
+def test_two_collectors_train_on_three_servers(small: Small, llama_checkpoint: Path, kind: str) -> None:
     """What a server says of each token is what the trainer finds: it has the weights of every version, also of 0.
 
     After a warm-up version 0 is not the checkpoint.
     """
     steps: list[StepEnded] = []
     more = {"collector.server_kind": kind, "collector.count": 2, "rollout.max_staleness": 0}
-    with serving(kind, model, 3) as (_, servers):
-        summary = small(options(model, servers, **more), progress=steps.append)
+    with serving(kind, llama_checkpoint, 3) as (_, servers):
+        summary = small(options(llama_checkpoint, servers, **more), progress=steps.append)
         assert all(server.asked and server.label in ("3", "4") for server in servers)
     assert summary.exit_code == 0
     assert [step.metrics["train/ratio_mean"] for step in steps] == pytest.approx([1.0] * 4, abs=1e-4)
     assert any(step.metrics["train/grad_norm"] > 0.01 for step in steps[:-1])
-    assert list(model.parent.glob("asyncrl-*")) == []
+    assert list(llama_checkpoint.parent.glob("asyncrl-*")) == []
 
 
 def test_a_server_that_dies_is_left_out_and_comes_back_with_the_weights_of_today(
-    small: Small, model: Path, tmp_path: Path
+    small: Small, llama_checkpoint: Path, tmp_path: Path
 ) -> None:
-    with serving("vllm", model, 2) as (portal, (dying, other)):
+    with serving("vllm", llama_checkpoint, 2) as (portal, (dying, other)):
 
         def meddle(step: StepEnded) -> None:
             if step.version == 2:
@@ -74,7 +74,7 @@ def test_a_server_that_dies_is_left_out_and_comes_back_with_the_weights_of_today
                 portal.call(dying.restart)
 
         more = {"run.steps": 14, "collector.server_timeout_s": 1.0}
-        summary = small(options(model, [dying, other], **more), progress=meddle)
+        summary = small(options(llama_checkpoint, [dying, other], **more), progress=meddle)
         assert dying.label is not None
         assert int(dying.label) > 4
         assert dying.asked > 0
@@ -84,16 +84,16 @@ def test_a_server_that_dies_is_left_out_and_comes_back_with_the_weights_of_today
     assert (warning["server"], warning["left"]) == (dying.url, 1)
 
 
-def test_without_a_server_the_run_ends_with_the_cause(small: Small, model: Path) -> None:
-    with serving("vllm", model, 1) as (portal, (only,)):
+def test_without_a_server_the_run_ends_with_the_cause(small: Small, llama_checkpoint: Path) -> None:
+    with serving("vllm", llama_checkpoint, 1) as (portal, (only,)):
         more = {"collector.server_timeout_s": 0.3}
         with pytest.raises(
             RunFailed, match=r"no server for 0\.3 s \(collector.server_timeout_s\): http://127.* does not answer"
         ):
-            small(options(model, [only], **more), progress=lambda _: portal.call(only.kill))
+            small(options(llama_checkpoint, [only], **more), progress=lambda _: portal.call(only.kill))
 
 
-def test_a_run_whose_server_is_not_there_does_not_start(small: Small, model: Path, tmp_path: Path) -> None:
+def test_a_run_whose_server_is_not_there_does_not_start(small: Small, llama_checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot use: http://127.0.0.1:1/health does not answer"):
-        small(options(model, [], **{"collector.servers": ["http://127.0.0.1:1"]}))
+        small(options(llama_checkpoint, [], **{"collector.servers": ["http://127.0.0.1:1"]}))
     assert not (tmp_path / "out").exists()

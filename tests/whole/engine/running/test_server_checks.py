@@ -71,27 +71,27 @@ Check = Callable[..., str | None]
 
 
 @pytest.fixture
-def check(portal: BlockingPortal, model: Path) -> Check:
+def check(portal: BlockingPortal, llama_checkpoint: Path) -> Check:
     """Ask a fake server, changed by `change`, for a run; return what is refused, if anything is."""
     prepared = prepare_task("echo", {}, warm_up=False)
 
     def started(kind: str, change: Callable[[FakeServer], Any], **values: Any) -> str | None:
-        with portal.wrap_async_context_manager(fake_servers(kind, model)) as (server,):
+        with portal.wrap_async_context_manager(fake_servers(kind, llama_checkpoint)) as (server,):
             server.about["model"] = SHAPE
             change(server)
             given = {
                 "engine": "http",
                 "servers": [server.url],
                 "server_kind": kind,
-                "weights_folder": str(model.parent),
-                "model.path": str(model),
+                "weights_folder": str(llama_checkpoint.parent),
+                "model.path": str(llama_checkpoint),
                 **values,
             }
             try:
                 check_servers(loaded_of(**given), prepared)
             except ConfigError as error:
                 return str(error).replace(server.url, "URL")
-            assert list(model.parent.glob(".asyncrl-*")) == []
+            assert list(llama_checkpoint.parent.glob(".asyncrl-*")) == []
             return None
 
     return started
@@ -153,9 +153,11 @@ def test_servers_that_are_not_there_are_told_of(check: Check) -> None:
     assert "(and 1 more)" in told
 
 
-def test_a_server_that_hangs_is_told_of_in_time(portal: BlockingPortal, model: Path) -> None:
-    with portal.wrap_async_context_manager(fake_servers("vllm", model)) as (server,):
+def test_a_server_that_hangs_is_told_of_in_time(portal: BlockingPortal, llama_checkpoint: Path) -> None:
+    with portal.wrap_async_context_manager(fake_servers("vllm", llama_checkpoint)) as (server,):
         server.hung = True
-        settings = HTTPSettings((server.url,), "vllm", str(model), weights_folder=str(model.parent))
+        settings = HTTPSettings(
+            (server.url,), "vllm", str(llama_checkpoint), weights_folder=str(llama_checkpoint.parent)
+        )
         (fault,) = portal.call(faults, settings, 0.1)
     assert (fault.url, fault.what) == (server.url, "it has not answered within 0.1 s")
