@@ -134,7 +134,7 @@ class Batcher:
         self._flights.clear()
 
     def forget(self) -> None:
-        """From now on share no prompt that was filled before."""
+        """Do not share prompts that were filled before."""
         self._cache_number += 1
 
     async def refill(self) -> None:

@@ -88,7 +88,7 @@ def _check_finite(state: Mapping[str, torch.Tensor], version: int) -> None:
 
 
 def _copy_rest(source: Path, folder: Path) -> None:
-    """Copy what belongs to the checkpoint and is no weight: tokenizer, chat template, generation settings, licence."""
+    """Copy the checkpoint's other files: tokenizer, chat template, generation settings, licence."""
     for path in source.iterdir():
         other = path.name in _WRITTEN_ANEW or path.suffix in _WEIGHTS or path.name.endswith(".index.json")
         if path.is_file() and not other and not path.name.startswith("."):
