@@ -93,7 +93,8 @@ def step(model: Any, lengths: Sequence[int]) -> Callable[[], None]:
     def run() -> None:
         model.zero_grad()
         logits = model(input_ids=ids, use_cache=False, **arguments).logits[0, :-1]
-        torch.nn.functional.cross_entropy(logits, ids[0, 1:]).backward()
+        loss = torch.nn.functional.cross_entropy(logits, ids[0, 1:])
+        loss.backward()  # type: ignore[no-untyped-call]
         if weight.is_cuda:
             torch.cuda.synchronize()
 

@@ -72,7 +72,8 @@ class Quality:
 
 def log_normal(count: int, seed: int, *, capacity: int = CAPACITY) -> list[int]:
     drawn = np.random.default_rng(seed).lognormal(7.5, 1.0, count)
-    return np.clip(drawn.astype(np.int64), 1, capacity).tolist()
+    clipped: list[int] = np.clip(drawn.astype(np.int64), 1, capacity).tolist()
+    return clipped
 
 
 def as_batch(lengths: Sequence[int], seed: int) -> dict[str, int]:
@@ -126,7 +127,7 @@ def reads_a_group(plan: Plan, groups: Mapping[str, str]) -> float:
 def ours(lengths: Sequence[int], ranks: int, *, name: str, runs: int, seed: int) -> dict[str, float]:
     batch = as_batch(lengths, seed)
     groups = {key: key.rpartition("_")[0] for key in batch}
-    options = {"ranks": ranks, "budget_tokens": CAPACITY}
+    options: dict[str, Any] = {"ranks": ranks, "budget_tokens": CAPACITY}
     median, plan = timed(lambda: plan_batch(batch, **options), runs)
     found = quality(sizes_of(plan, batch), CAPACITY)
     least = multiple(-(-sum(lengths) // CAPACITY), ranks)
@@ -160,8 +161,8 @@ def over_seeds(count: int, ranks: int, *, name: str, seeds: range, runs: int) ->
             lengths = log_normal(count, seed)
             batch = as_batch(lengths, seed)
             groups = {key: key.rpartition("_")[0] for key in batch} if grouped else None
-            options = {"ranks": ranks, "budget_tokens": CAPACITY, "groups": groups}
-            median, plan = timed(lambda b=batch, o=options: plan_batch(b, **o), runs)
+            plan_it = partial(plan_batch, batch, ranks=ranks, budget_tokens=CAPACITY, groups=groups)
+            median, plan = timed(plan_it, runs)
             times.append(median)
             found = quality(sizes_of(plan, batch), CAPACITY)
             missed += found.bins > multiple(-(-sum(lengths) // CAPACITY), ranks)

@@ -36,14 +36,14 @@ import numpy as np
 import torch
 from generation_in_runs import busy_share, sync_ratio
 
-from asyncrl.collectors.engines.base import Request, Sampling
+from asyncrl.collectors.engines.base import Request, Result, Sampling
 from asyncrl.collectors.engines.native import NativeEngine
 from asyncrl.collectors.engines.settings import NativeSettings
 from asyncrl.engine.aio.blocking import in_thread
 
 GROUP = 16
 VOCABULARY = 49152
-SMOLLM2_135M = {
+SMOLLM2_135M: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 576,
     "intermediate_size": 1536,
@@ -137,6 +137,7 @@ async def serving(engine: NativeEngine) -> Any:
 async def ask(engine: NativeEngine, requests: Sequence[Request]) -> None:
     async def one(request: Request) -> None:
         async for item in engine.generate(request):
+            assert isinstance(item, Result), item
             assert item.finish in ("length", "abort"), item
 
     async with anyio.create_task_group() as tasks:
@@ -203,7 +204,7 @@ def step_bytes(model: Any, work: Load) -> float:
     config = SMOLLM2_135M
     per_token = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * 64 * next(model.parameters()).itemsize
     mean = len(work.prompts[0]) + sum(work.lengths) / len(work.lengths) / 2
-    return weights + work.rows * mean * per_token
+    return float(weights + work.rows * mean * per_token)
 
 
 def say(text: str) -> None:
@@ -219,10 +220,10 @@ def rate(name: str, work: Load, seconds: float) -> float:
 async def measure_native(name: str, work: Load, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
     """Time the engine on a load of its own model; also its pauses under that load."""
     model = build(device, options.dtype)
-    async with serving(native_engine(model, work, options)) as engine:
-        began = time.perf_counter()
-        await engine.prepare()
-        say(f"{name}: ready to decode in {time.perf_counter() - began:.1f} s")
+    unprepared, began = native_engine(model, work, options), time.perf_counter()
+    await unprepared.prepare()
+    say(f"{name}: ready to decode in {time.perf_counter() - began:.1f} s")
+    async with serving(unprepared) as engine:
         await ask(engine, work.requests()[: min(work.rows, GROUP)])
         found = [await native_pass(engine, work, device) for _ in range(options.rounds)]
         pause_ms, world_ms = await pauses(engine, model, work, options.updates)

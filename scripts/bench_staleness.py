@@ -69,14 +69,16 @@ def length(takes: float) -> int:
 
 def durations() -> Floats:
     """Return the durations of groups 0, 1, …: log-normal, σ = 1, mean 1."""
-    return np.random.default_rng(0).lognormal(-0.5, 1.0, 100_000)
+    drawn: Floats = np.random.default_rng(0).lognormal(-0.5, 1.0, 100_000)
+    return drawn
 
 
 def durations_by_prompt() -> Floats:
     """Return durations (prompts, tries): σ = 0.8 over prompts and 0.6 over tries, so 1 together; mean 1."""
     rng = np.random.default_rng(0)
     takes: Floats = np.exp(rng.normal(0, 0.8, (PROMPTS, 1)) + rng.normal(0, 0.6, (PROMPTS, _TRIES)))
-    return takes / takes.mean()
+    takes /= takes.mean()
+    return takes
 
 
 @dataclass(slots=True)
@@ -87,7 +89,7 @@ class ByPrompt(FakeGenerator):
     tries: Counter[int] = field(default_factory=Counter)
 
     async def generate(self, request: GroupRequest) -> Sequence[Completion]:
-        prompt = int(CharTokenizer().decode(request.prompt_ids).rstrip(">"))
+        prompt = int(CharTokenizer().decode(list(request.prompt_ids)).rstrip(">"))
         takes = float(self.takes[prompt, self.tries[prompt]])
         self.tries[prompt] += 1
         once = FakeGenerator(seconds=lambda _: takes, length=lambda _: length(takes), version=self.version)
@@ -161,8 +163,8 @@ def one_pass(options: Options) -> Row:
     tries: Counter[int] = Counter()
     prompts = {event.group: event.prompt for event in outcome.of(Dispatched)}
     for group, prompt in sorted(prompts.items()):
-        duration[group] = float(generator.takes[prompt, tries[prompt]])
-        tries[prompt] += 1
+        duration[group] = float(generator.takes[int(prompt), tries[int(prompt)]])
+        tries[int(prompt)] += 1
     reached = {prompts[event.group] for event in outcome.of(Settled) if TRAINED in event.fates}
     hardest = set(np.argsort(generator.takes.mean(axis=1))[-PROMPTS // 10 :].tolist())
     row = figures(outcome, step_s=step_s, bound=bound, takes=duration.__getitem__)

@@ -44,7 +44,7 @@ def logits(model: Any, ids: torch.Tensor, arguments: dict[str, Any]) -> torch.Te
 
 def gradient(model: Any, loss: torch.Tensor) -> torch.Tensor:
     model.zero_grad()
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     return torch.cat([p.grad.float().reshape(-1) for p in model.parameters()])
 
 

@@ -169,7 +169,7 @@ async def _alone(config: RunConfig, batches: Sequence[Sequence[Dispatched]]) -> 
         transport=transport,
         blocking=in_thread,
     )
-    generator = build_generator(config, build_run_model(config), run_tokenizer(config), blocking=in_thread)
+    generator = build_generator(config, 0, build_run_model(config), run_tokenizer(config), blocking=in_thread)
     by_id = {prompt.id: prompt for prompt in prompts}
     out = []
     async with anyio.create_task_group() as tasks:

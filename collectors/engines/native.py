@@ -88,7 +88,12 @@ class NativeEngine:
         return self._decoder.slots
 
     async def prepare(self) -> None:
-        """Capture and compile what decoding needs, before the first request."""
+        """Capture and compile what decoding needs, before `run`; GenerationError if the engine runs already.
+
+        Two threads that capture CUDA graphs at once fail each other.
+        """
+        if self._serving:
+            raise GenerationError("an engine that runs cannot be prepared any more: call prepare() before run()")
         await self._blocking(self._decoder.prepare)
 
     async def run(self) -> None:
@@ -97,7 +102,7 @@ class NativeEngine:
         try:
             if self._settings.compiled:
                 # In the middle of a group's time the minute that it takes would be the group's.
-                await self.prepare()
+                await self._blocking(self._decoder.prepare)
             while True:
                 await self._turn()
         except Exception as error:  # The edge of the engine: what it cannot mend ends every request, with the cause.

@@ -47,6 +47,20 @@ def model_of(kind: str, **sizes: Any) -> Any:
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **base, **sizes), dtype=torch.float32).eval()
 
 
+def test_an_engine_that_runs_cannot_be_prepared_any_more() -> None:
+    """Its own thread may be capturing a CUDA graph, and two captures at once fail each other."""
+    engine = native_engine(tiny_model("llama", 0))
+
+    async def prepare_late() -> None:
+        async with serving(engine):
+            await checkpoint()
+            with pytest.raises(GenerationError, match=r"call prepare\(\) before run\(\)"):
+                await engine.prepare()
+
+    anyio.run(engine.prepare)
+    anyio.run(prepare_late)
+
+
 @pytest.mark.parametrize(("kind", "named"), [("rwkv", "RwkvForCausalLM keeps no keys"), ("bloom", "cannot run bloom")])
 def test_a_model_without_a_cache_of_keys_and_values_is_refused(kind: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
