@@ -13,6 +13,7 @@ from asyncrl.engine.errors import AsyncRLError
 from asyncrl.engine.records import Grant, GroupMeta
 from asyncrl.engine.records import group as tag
 from asyncrl.engine.records.columns import LOGPROBS, TOKENS
+from asyncrl.engine.records.generated import GENERATED, write_generated
 from asyncrl.engine.records.group import check_tags
 from asyncrl.engine.records.keys import sample_keys
 from asyncrl.engine.records.spans import SPANS, write_spans
@@ -56,7 +57,7 @@ def flatten(
         tag.END_VERSION: newest,
         tag.PROMPT_TOKENS: len(prompt_ids),
         tag.RESPONSE_TOKENS: lengths,
-        tag.TRAINABLE_TOKENS: lengths,
+        tag.TRAINABLE_TOKENS: [len(completion.sampled_ids) for completion in kept],
         tag.REWARD: [o.value if isinstance(o, Reward) else None for o in outcomes],
         tag.STATUS: [_status(c, o) for c, o in zip(completions, outcomes, strict=True)],
         tag.CAUSE: [o.cause if isinstance(o, SampleFailure | StandIn) else None for o in outcomes],
@@ -67,6 +68,8 @@ def flatten(
     # Tokens may all be newer than the stamp: their group waited for its turn, or began anew, while versions passed by.
     if any(span[0] != stamped for completion in kept for span in completion.spans):
         tags[SPANS] = [write_spans(completion.spans) for completion in kept]
+    if any(completion.generated is not None for completion in kept):
+        tags[GENERATED] = [write_generated(c.generated or ((0, len(c.token_ids)),)) for c in kept]
     columns = {
         TOKENS: [torch.tensor([*prompt_ids, *c.token_ids], dtype=torch.int32) for c in kept],
         LOGPROBS: [torch.tensor(c.logprobs, dtype=torch.float32) for c in kept],
@@ -85,7 +88,7 @@ def _tagged(name: str, tagger: Tagger, completions: Sequence[Completion], key: s
     """Return a tag's values; the group fails, with the tag's name, if a tagger raises or a log cannot write its
     value."""
     try:
-        values = [tagger(completion.token_ids) for completion in completions]
+        values = [tagger(completion.sampled_ids) for completion in completions]
         check_tags({name: values}, key=key)
     except BaseException as error:  # The edge of user code.
         raise GroupFailed("tagger_error", f"the tagger of tag {name!r} failed: {error!r}") from error

@@ -21,10 +21,11 @@ from asyncrl.engine.model.folder import Note
 from asyncrl.engine.model.writer import ModelWriter
 from asyncrl.engine.records import MicroBatch
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, REFERENCE_LOGPROBS, TOKENS, TRAINER_LOGPROBS
-from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork, Work
+from asyncrl.engine.records.work import ForwardWork, RankResult, SampleWork, TrainWork, Work
 from asyncrl.engine.weights.base import Offer, Sent, WeightTransport
 from asyncrl.engine.weights.digest import digest
 from asyncrl.trainers.backends.base import Backend, Rows, StepSums
+from asyncrl.trainers.backends.trained import trained_tokens
 from asyncrl.trainers.feed import feed
 from asyncrl.trainers.fetch import Policy, Values, fetch_for
 from asyncrl.trainers.reducer import Reducer
@@ -136,7 +137,8 @@ class TrainerRank:
                 logprobs = await self._blocking(partial(self._backend.logprobs, rows, reference=reference))
                 found.update(zip(batch.keys, logprobs, strict=True))
                 if not reference:
-                    gaps.update(zip(batch.keys, map(_gap, logprobs, rows.logprobs, rows.withheld), strict=True))
+                    samples = [work.samples[key] for key in batch.keys]
+                    gaps.update(zip(batch.keys, map(_gap, logprobs, rows.logprobs, samples), strict=True))
         if work.write:
             await self._write_back(work.column, found)
         return gaps
@@ -243,9 +245,11 @@ def rows_of(work: Work, batch: MicroBatch, values: Values) -> Rows:
         scales=[sample.scale for sample in samples if sample.scale is not None] or None,
         pad_to=work.pad_to,
         extras={name: rows for name, rows in values.items() if name not in known},
+        generated=[sample.generated for sample in samples] if any(sample.generated for sample in samples) else None,
     )
 
 
-def _gap(logprobs: torch.Tensor, sampled: torch.Tensor, withheld: int) -> tuple[float, float]:
-    gap = logprobs[withheld:] - sampled[withheld:].to(logprobs)
+def _gap(logprobs: torch.Tensor, sampled: torch.Tensor, sample: SampleWork) -> tuple[float, float]:
+    trained = trained_tokens(logprobs.shape[0], sample.withheld, sample.generated)
+    gap = logprobs[trained] - sampled[trained].to(logprobs)
     return (float(gap.abs().max()), float(gap.mean())) if gap.numel() else (0.0, 0.0)

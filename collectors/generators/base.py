@@ -41,13 +41,22 @@ class GroupRequest:
 class Completion:
     """One completion. `logprobs` are those of the distribution that was sampled, one per token.
 
-    `spans` tile the tokens: (version, first, end). `finished` is False when `max_new_tokens` cut it.
+    `spans` tile the tokens: (version, first, end). `finished` is False when `max_new_tokens` cut it. `generated` has the
+    places [first, end) of tokens that were sampled, if others stand between them, with log-probability 0.0.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     spans: tuple[tuple[int, int, int], ...]
     finished: bool
+    generated: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def sampled_ids(self) -> tuple[int, ...]:
+        """The tokens that were sampled, joined."""
+        if self.generated is None:
+            return self.token_ids
+        return tuple(token for first, end in self.generated for token in self.token_ids[first:end])
 
     @property
     def fault(self) -> str | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from asyncrl.engine.records import Prompt
 from asyncrl.engine.records import group as tag
 from asyncrl.engine.records.gaps import LOG_RATIO_MAX, LOG_RATIO_MEAN
+from asyncrl.engine.records.generated import GENERATED
 from asyncrl.engine.records.spans import SPANS
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ CORE_TAGS = frozenset(
         tag.STATUS,
         tag.CAUSE,
         SPANS,
+        GENERATED,
         LOG_RATIO_MAX,
         LOG_RATIO_MEAN,
     }

@@ -57,7 +57,7 @@ class Progress:
             case Published():
                 self.last_publish = event
             case Put():
-                self.generated_tokens += sum(event.tags.get("response_tokens", ()))
+                self.generated_tokens += sum(event.tags.get("trainable_tokens", event.tags.get("response_tokens", ())))
 
     @property
     def engine_busy_share(self) -> float | None:

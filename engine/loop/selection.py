@@ -7,6 +7,7 @@ from asyncrl.configs import RunConfig
 from asyncrl.engine.errors import AsyncRLError
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.fate import OVER_BUDGET, STALE
+from asyncrl.engine.records.generated import count_generated, read_generated, sample_generated
 from asyncrl.engine.records.spans import sample_spans, withheld_tokens
 from asyncrl.engine.records.work import SampleWork
 from asyncrl.filters import Judgement
@@ -53,21 +54,32 @@ def select(kept: Sequence[Judgement], config: RunConfig, *, trainer_version: int
         sizes = {group.keys[i]: group.prompt_tokens + group.response_tokens[i] for i in judgement.trained}
         skipped, oldest = _too_old(group, config, trainer_version)
         mask = masks[group.group] = {**judgement.masked, **_over_budget(judgement, sizes, config)}
-        mask |= {i: STALE for i in judgement.trained if i not in mask and skipped[i] >= group.trainable_tokens[i]}
+        generated = sample_generated(group)
+        too_old = _generated_within(group, generated, skipped)
+        mask |= {i: STALE for i in judgement.trained if i not in mask and too_old[i] >= group.trainable_tokens[i]}
         for i in judgement.trained:
             if i not in mask:
                 key = group.keys[i]
                 samples[key] = SampleWork(
                     key=key,
                     prompt_tokens=group.prompt_tokens,
-                    response_tokens=group.trainable_tokens[i] - skipped[i],
+                    response_tokens=group.trainable_tokens[i] - too_old[i],
                     advantage=by_index[i],
                     withheld=skipped[i],
+                    generated=generated[i],
                 )
                 lengths[key] = sizes[key]
                 ages[key] = trainer_version - oldest[i]
                 reward_sum += float(group.rewards[i] or 0.0)
     return Selection(samples, lengths, ages, masks, reward_sum)
+
+
+def _generated_within(group: GroupMeta, generated: Sequence[str], skipped: Sequence[int]) -> list[int]:
+    """Return, per sample, how many of the leading tokens that are skipped were generated."""
+    return [
+        count_generated(read_generated(text, length), 0, skip)
+        for text, length, skip in zip(generated, group.response_tokens, skipped, strict=True)
+    ]
 
 
 def _over_budget(judgement: Judgement, sizes: Mapping[str, int], config: RunConfig) -> dict[int, str]:

@@ -1,7 +1,8 @@
 """Columns of a training group's row, with one value per sample.
 
 Every put brings `tokens`: prompt and response ids, int32 (L); and `logprobs`: behaviour
-log-probabilities of the response at the sampling temperature, float32 (response tokens).
+log-probabilities of the response at the sampling temperature, float32 (response tokens); 0 at tokens that were not
+sampled (records/generated.py).
 
 Later columns, written by the ranks and shaped like `logprobs`: `trainer_logprobs`, under the weights
 at the start of the batch; `reference_logprobs`, under the frozen reference model.

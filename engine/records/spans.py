@@ -2,11 +2,13 @@
 
 A generator that swaps weights within a response reports spans; they travel as the per-sample tag
 `spans`, written `version:first` and joined by commas, as in `3:0,5:12`: tokens 0 to 11 come from
-version 3, the rest from 5. Without the tag all tokens have the group's version.
+version 3, the rest from 5. Without the tag all tokens have the group's version. Tokens that were not generated have
+the version of the token before them, or, at the beginning, of the first that was generated.
 """
 
 from collections.abc import Sequence
 
+from asyncrl.engine.records.generated import GENERATED, count_generated, read_generated, sample_generated
 from asyncrl.engine.records.group import GroupMeta
 
 SPANS = "spans"
@@ -33,13 +35,13 @@ def sample_spans(group: GroupMeta) -> list[list[tuple[int, int, int]]]:
 
 
 def tokens_by_version(group: GroupMeta) -> dict[int, int]:
-    """Return how many response tokens of a group each version produced."""
-    if SPANS not in group.tags:
+    """Return how many tokens of a group each version generated."""
+    if SPANS not in group.tags and GENERATED not in group.tags:
         return {group.version: sum(group.response_tokens)}
     found: dict[int, int] = {}
-    for spans in sample_spans(group):
-        for version, first, end in spans:
-            found[version] = found.get(version, 0) + end - first
+    for spans in _generated_spans(group):
+        for version, tokens in spans:
+            found[version] = found.get(version, 0) + tokens
     return found
 
 
@@ -55,10 +57,19 @@ def withheld_tokens(group: GroupMeta, oldest_allowed: int) -> list[int]:
 
 
 def mean_token_ages(group: GroupMeta, trainer_version: int) -> list[float]:
-    """Return per sample the mean age of its tokens, in versions; 0 for a sample without tokens."""
+    """Return per sample the mean age of its generated tokens, in versions; 0 for a sample without any."""
     out = []
-    for spans in sample_spans(group):
-        tokens = sum(end - first for _, first, end in spans)
-        total = sum((trainer_version - version) * (end - first) for version, first, end in spans)
+    for spans in _generated_spans(group):
+        tokens = sum(count for _, count in spans)
+        total = sum((trainer_version - version) * count for version, count in spans)
         out.append(total / tokens if tokens else 0.0)
+    return out
+
+
+def _generated_spans(group: GroupMeta) -> list[list[tuple[int, int]]]:
+    """Return, for every sample, how many tokens each of its spans' versions generated."""
+    out = []
+    for spans, text, tokens in zip(sample_spans(group), sample_generated(group), group.response_tokens, strict=True):
+        places = read_generated(text, tokens)
+        out.append([(version, count_generated(places, first, end)) for version, first, end in spans])
     return out

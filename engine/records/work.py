@@ -27,11 +27,11 @@ class Update:
 class SampleWork(NamedTuple):
     """What is to be done with one sample: its parts in tokens, and how much it counts.
 
-    `response_tokens` are trained; before them `withheld` leading ones are too old to be. `advantage` carries the
-    factor of the loss normalisation; `scale` is that factor alone, for loss terms that are not a multiple of it
-    (None: nothing needs it). For example a prompt of 5 tokens, and a
-    response of versions 3 (2 tokens) and 4 (5 tokens), at version 5 with `max_staleness` 1:
-    prompt_tokens 5, withheld 2, response_tokens 5.
+    `response_tokens` are trained. The `withheld` leading ones are too old to be, and of the others those outside
+    `generated` (records/generated.py; empty: none) were not made by the model. `advantage` carries the factor of the
+    loss normalisation; `scale` is that factor alone, for loss terms that are not a multiple of it (None: nothing needs
+    it). For example a prompt of 5 tokens, and a response of versions 3 (2 tokens) and 4 (5 tokens), at version 5 with
+    `max_staleness` 1: prompt_tokens 5, withheld 2, response_tokens 5; and with `generated` `0:3,5:7`: response_tokens 3.
     """
 
     key: str
@@ -40,6 +40,7 @@ class SampleWork(NamedTuple):
     advantage: float
     withheld: int = 0
     scale: float | None = None
+    generated: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Work(ABC):
         samples = [self.samples[key] for key in sorted(self.samples)]
         batches = [f"{batch.filler:d}:{batch.tokens}:{','.join(batch.keys)}" for batch in self.micro_batches]
         counts, columns = self._own_parts()
-        return {
+        digests = {
             "micro_batches": zlib.crc32(";".join(batches).encode()),
             "advantages": _crc("d", [sample.advantage for sample in samples]),
             "scales": _crc("d", [sample.scale for sample in samples if sample.scale is not None]),
@@ -76,13 +77,21 @@ class Work(ABC):
             "counts": _crc("q", [self.total_tokens, self.pad_to, *counts]),
             "columns": zlib.crc32(columns.encode()),
         }
+        # Only where it says something: runs recorded before there were such tokens have no such part.
+        if any(sample.generated for sample in samples):
+            digests["generated"] = zlib.crc32(";".join(sample.generated for sample in samples).encode())
+        return digests
 
     def sample_digests(self) -> dict[str, int]:
-        """Return by key the CRC-32 of advantage, scale, and tokens withheld and of the prompt; keys are sorted."""
+        """Return by key the CRC-32 of advantage, scale, tokens withheld and of the prompt, and places generated.
+
+        Keys are sorted.
+        """
         pack = struct.Struct("<ddqq").pack
         return {
             key: zlib.crc32(
                 pack(one.advantage, 1.0 if one.scale is None else one.scale, one.withheld, one.prompt_tokens)
+                + one.generated.encode()
             )
             for key, one in sorted(self.samples.items())
         }

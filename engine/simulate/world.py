@@ -232,8 +232,7 @@ class SimulatedRank(NoWeights):
         tokens = 0
         for batch in work.micro_batches:
             if not batch.filler:
-                prompts = sum(work.samples[key].prompt_tokens + work.samples[key].withheld for key in batch.keys)
-                tokens += batch.tokens - prompts
+                tokens += sum(work.samples[key].response_tokens for key in batch.keys)
         rng = seeded(self.seed, 13, work.step)
         self.steps = work.step
         await anyio.sleep(

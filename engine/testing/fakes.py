@@ -18,9 +18,10 @@ from asyncrl.engine.loop.prompt_source import Listed
 from asyncrl.engine.model.tokenizer import CharTokenizer
 from asyncrl.engine.records import GroupMeta, Prompt
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS
+from asyncrl.engine.records.generated import count_generated, read_generated
 from asyncrl.engine.records.group import FAILED, FINISHED
 from asyncrl.engine.records.keys import sample_keys
-from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork
+from asyncrl.engine.records.work import ForwardWork, RankResult, SampleWork, TrainWork
 from asyncrl.engine.weights.base import State
 from asyncrl.engine.weights.stand_in import NoWeights
 
@@ -131,6 +132,10 @@ class FakeTask(Task):
         return self._reward(int(prompt.id), index)
 
 
+def _trained(sample: SampleWork, tokens: int) -> int:
+    return count_generated(read_generated(sample.generated, tokens), sample.withheld, tokens)
+
+
 @dataclass(slots=True)
 class FakeRank(NoWeights):
     """Reads its rows from the plane like a real rank, takes `seconds(step)`, and counts tokens."""
@@ -155,7 +160,7 @@ class FakeRank(NoWeights):
         self.trained.append((work.step, tuple(keys)))
         self.withheld.update(((work.step, key), work.samples[key].withheld) for key in keys)
         self.steps = work.step
-        tokens = sum(len(v) - work.samples[key].withheld for key, v in zip(keys, columns[LOGPROBS], strict=True))
+        tokens = sum(_trained(work.samples[key], len(v)) for key, v in zip(keys, columns[LOGPROBS], strict=True))
         return RankResult(0.0, float(tokens), 0, 0.0, tokens, 1.0)
 
     async def logprobs(self, work: ForwardWork) -> dict[str, tuple[float, float]]:

@@ -37,7 +37,7 @@ _HIDDEN_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "model": {"path": None},
     "run": {"directory": None},
 }
-_KEPT_TAGS = frozenset({tag.STATUS, tag.CAUSE, "spans"})
+_KEPT_TAGS = frozenset({tag.STATUS, tag.CAUSE, "spans", "generated"})
 
 
 @dataclass(frozen=True, slots=True)

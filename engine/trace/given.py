@@ -15,7 +15,7 @@ def unlike(recorded: WorkGiven, works: Sequence[Work]) -> str:
         return f"the {recorded.stage} stage has {len(recorded.parts)} ranks in the log, {len(works)} in the replay"
     for rank, (parts, samples, work) in enumerate(zip(recorded.parts, recorded.samples, works, strict=True)):
         mine = work.digests
-        names = [name for name in mine if parts.get(name) != mine[name]]
+        names = [name for name in {**mine, **parts} if parts.get(name) != mine.get(name)]
         if names:
             return f"the {recorded.stage} stage gave rank {rank} other {', '.join(names)}{_first(samples, work)}"
     return ""
@@ -32,5 +32,6 @@ def _first(samples: Sequence[int], work: Work) -> str:
             scale = "" if sample.scale is None else f", scale {sample.scale!r}"
             counts = f"advantage {sample.advantage!r}{scale}"
             counts += f", {sample.withheld} tokens withheld, {sample.prompt_tokens} of the prompt"
+            counts += f", {sample.generated} generated" if sample.generated else ""
             return f", first of {key}; in the replay it has {counts}"
     return ""

@@ -14,8 +14,9 @@ from asyncrl.engine.errors import TraceError
 from asyncrl.engine.records.work import Update
 from asyncrl.trainers.backends.base import Rows
 
-_FORMAT = 2
-"""1 had neither several updates nor later columns, scales, one length and extras; it is still read."""
+_FORMAT = 3
+"""1 had neither several updates nor later columns, scales, one length and extras; 2 had no generated places. Both are
+still read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ def save(inputs: LossInputs, path: Path) -> None:
         "fillers": [[rows.filler for rows in rank] for rank in inputs.rows],
         "pad_to": [[rows.pad_to for rows in rank] for rank in inputs.rows],
         "extras": sorted({name for rank in inputs.rows for rows in rank for name in rows.extras}),
+        "generated": [[rows.generated for rows in rank] for rank in inputs.rows],
     }
     save_file(tensors, path, metadata={"format": str(_FORMAT), "inputs": json.dumps(about)})
 
@@ -143,6 +145,7 @@ def _read(file: Any, about: Mapping[str, Any]) -> LossInputs:
             scales=numbers.get("scales"),
             pad_to=about["pad_to"][rank][place] if "pad_to" in about else 0,
             extras={name: column(f"extras/{name}") for name in about.get("extras", ())},
+            generated=about["generated"][rank][place] if "generated" in about else None,
         )
 
     return LossInputs(

@@ -10,10 +10,12 @@ import msgspec
 
 from asyncrl.engine.errors import TraceError
 from asyncrl.engine.events.types import AnyEvent, Measured, Put
+from asyncrl.engine.records.generated import read_generated
 from asyncrl.engine.records.keys import is_sample_key
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 _SPANS = re.compile(r"(\d{1,15}:\d{1,15}(,\d{1,15}:\d{1,15})*)?")
+_MEANS = {"spans": "version:first", "generated": "first:end"}
 
 
 class _NotFinite(msgspec.Struct):
@@ -40,6 +42,7 @@ class _Tags(msgspec.Struct):
     status: list[str] = []
     cause: list[str | None] = []
     spans: list[str] = []
+    generated: list[str] = []
 
 
 def check_untyped(event: AnyEvent) -> None:
@@ -68,6 +71,9 @@ def _check_put(event: Put) -> None:
     tags: Any = msgspec.convert(event.tags, _Tags)
     if event.tags.get("group", event.group) != event.group:
         raise ValueError(f"its tags are of group {event.tags['group']}")
-    for text in tags.spans:
-        if not _SPANS.fullmatch(text):
-            raise ValueError(f"tag 'spans' holds {text!r}; it must be version:first, joined by commas")
+    for name, means in _MEANS.items():
+        for text in getattr(tags, name):
+            if not _SPANS.fullmatch(text):
+                raise ValueError(f"tag {name!r} holds {text!r}; it must be {means}, joined by commas")
+    for text, tokens in zip(tags.generated, tags.response_tokens, strict=False):
+        read_generated(text, tokens)

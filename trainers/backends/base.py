@@ -13,7 +13,8 @@ from asyncrl.engine.weights.base import State
 class Rows:
     """A micro-batch of B samples: ids (L_i), behaviour log-probabilities (response_i), advantages.
 
-    The first `withheld` tokens of a response are only context, because they are too old to be trained on.
+    The first `withheld` tokens of a response are only context, because they are too old to be trained on, and so are
+    those that the model did not generate.
     A filler's rows go through the model and add nothing. Tensors may be views of shared memory: never write to them.
 
     proximal_logprobs: of the policy at the start of the batch (response_i); None: the behaviour's are used.
@@ -21,6 +22,7 @@ class Rows:
     scales: by sample, the factor of the loss normalisation for its tokens; None: 1.
     pad_to: the forward length in tokens, common to all ranks of the step; 0: the micro-batch's own.
     extras: further tensor columns of the partition (such as images), one tensor per sample.
+    generated: by sample, the places of generated tokens as text (records/generated.py), empty for all; None: all of all.
     """
 
     tokens: Sequence[torch.Tensor]
@@ -34,6 +36,7 @@ class Rows:
     scales: Sequence[float] | None = None
     pad_to: int = 0
     extras: Mapping[str, Sequence[torch.Tensor]] = field(default_factory=dict)
+    generated: Sequence[str] | None = None
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from asyncrl.engine.model.causal_lm import token_logprobs
 from asyncrl.engine.weights.base import State
 from asyncrl.trainers.backends.base import Rows, StepSums
 from asyncrl.trainers.backends.packing import Packing, has_varlen, has_windows, use_varlen
+from asyncrl.trainers.backends.trained import trained_mask
 from asyncrl.trainers.loss.objective import Clip, Proximal, Reference, policy_loss_sums
 
 
@@ -90,9 +91,7 @@ class TorchBackend:
 
     def accumulate(self, rows: Rows, total_tokens: int) -> StepSums:
         logprobs = self._logprobs(rows.tokens, pad_to=rows.pad_to, extras=rows.extras)
-        mask = torch.zeros(logprobs.shape, dtype=torch.bool)
-        for i, (at, skip) in enumerate(zip(_responses(rows), rows.withheld, strict=True)):
-            mask[i, at.start + skip : at.stop] = not rows.filler
+        mask = trained_mask(rows, logprobs.shape)
 
         def placed(values: Sequence[torch.Tensor] | Sequence[float]) -> torch.Tensor:
             return self._moved(_placed(rows, values, logprobs))

@@ -22,6 +22,7 @@ from asyncrl.engine.loop.stages import Stages
 from asyncrl.engine.model.causal_lm import build_model
 from asyncrl.engine.records import GroupMeta, MicroBatch, Plan
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, REFERENCE_LOGPROBS, TOKENS, TRAINER_LOGPROBS
+from asyncrl.engine.records.generated import write_generated
 from asyncrl.engine.records.group import GROUP, VERSION
 from asyncrl.engine.records.keys import sample_keys
 from asyncrl.engine.records.work import ForwardWork, RankResult, SampleWork, TrainWork
@@ -58,7 +59,8 @@ class CausalMean(nn.Module):
 class Sample:
     """One sample; `gap` is how far the policy's log-probabilities are above the behaviour's.
 
-    The first `withheld` tokens of the response are too old to be trained on.
+    The first `withheld` tokens of the response are too old to be trained on; of the others only those in the places
+    `generated`, if it has any.
     """
 
     ids: tuple[int, ...]
@@ -66,6 +68,14 @@ class Sample:
     advantage: float
     gap: float = 0.0
     withheld: int = 0
+    generated: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def trained(self) -> list[int]:
+        """Which tokens of the response are trained."""
+        response = range(len(self.ids) - self.prompt)
+        places = self.generated or ((0, len(self.ids)),)
+        return [t for t in response if t >= self.withheld and any(first <= t < end for first, end in places)]
 
 
 @dataclass
@@ -112,8 +122,14 @@ def backend_of(model: Any, **changes: Any) -> TorchBackend:
 
 
 def sample_work(key: str, sample: Sample) -> SampleWork:
-    trained = len(sample.ids) - sample.prompt - sample.withheld
-    return SampleWork(key, sample.prompt, trained, sample.advantage, sample.withheld)
+    return SampleWork(
+        key,
+        sample.prompt,
+        len(sample.trained),
+        sample.advantage,
+        sample.withheld,
+        generated=write_generated(sample.generated) if sample.generated else "",
+    )
 
 
 def train_samples(
@@ -157,7 +173,7 @@ def train_samples(
                 step=1,
                 micro_batches=planned.ranks[rank],
                 samples={key: sample_work(key, sample) for key, sample in zip(keys, samples, strict=True)},
-                total_tokens=sum(len(sample.ids) - sample.prompt - sample.withheld for sample in samples),
+                total_tokens=sum(len(sample.trained) for sample in samples),
             )
             results[rank] = await members[rank].train(work)
 
@@ -231,11 +247,13 @@ def train_batch(
     drift: float = 0.0,
     group_size: int = 3,
     make: Callable[..., Any] | None = None,
+    hide_not_generated: bool = False,
     **trainer: Any,
 ) -> BatchOutcome:
     """Run all stages that `trainer`, options of that section, ask for.
 
-    The policy starts `drift` away from the reference, in every weight. `make` stands in for the backend.
+    The policy starts `drift` away from the reference, in every weight. `make` stands in for the backend. With
+    `hide_not_generated` the behaviour's log-probability of tokens outside a sample's places is 0.
     """
     config = simulated_config(
         trainer__learning_rate=1e-3,
@@ -248,6 +266,9 @@ def train_batch(
     rows = [sample_keys(0, group, group_size) for group in range(-(-len(samples) // group_size))]
     by_key = dict(zip((key for row in rows for key in row), samples, strict=True))
     behaviour = {key: response_logprobs(model, sample) - sample.gap for key, sample in by_key.items()}
+    for key, sample in by_key.items() if hide_not_generated else ():
+        outside = [t for t in range(len(behaviour[key])) if t >= sample.withheld and t not in sample.trained]
+        behaviour[key][outside] = 0.0
     selection = Selection(
         samples={key: sample_work(key, sample) for key, sample in by_key.items()},
         lengths={key: len(sample.ids) for key, sample in by_key.items()},

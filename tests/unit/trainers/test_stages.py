@@ -53,7 +53,7 @@ class Plain:
         sample = self.outcome.samples[key]
         losses = []
         for t, logprob in enumerate(with_gradient(self.policy, sample)):
-            if t < sample.withheld:
+            if t not in sample.trained:
                 continue
             weight = min(math.exp(self.old[key][t] - self.outcome.behaviour[key][t]), self.cap)
             ratio = (logprob - self.old[key][t]).exp()
@@ -107,6 +107,43 @@ def test_decoupled_updates_with_a_reference_equal_a_plain_loop(
     assert sum(r.loss for r in outcome.results) == pytest.approx(sum(plain.losses) / updates, abs=1e-12)
     assert outcome.results[0].grad_norm == pytest.approx(sum(plain.norms) / updates, abs=1e-12)
     assert min(plain.norms) > 1e-2
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("packed", [False, True])
+def test_tokens_that_were_not_generated_are_context_alone(
+    small_llama: Any, make_sample: Any, run_batch: Any, ranks: int, packed: bool
+) -> None:
+    """G7: several generated places per response, beside withheld tokens; weights, loss, counts and gaps.
+
+    The log-probabilities of the other tokens are far off, as they are where 0.0 is written.
+    """
+    places = [((0, 2), (4, 5), (7, 9)), ((1, 3),), (), ((0, 3), (5, 6)), ((2, 4), (8, 9)), ((0, 9),)]
+    samples = [
+        make_sample(tuple(range(1, 12)), 2, (-1.0) ** i * (0.4 + 0.1 * i), 0.1 * i, withheld, generated)
+        for i, (generated, withheld) in enumerate(zip(places, [0, 0, 2, 1, 3, 0], strict=True))
+    ]
+    outcome = run_batch(
+        small_llama,
+        samples,
+        drift=0.02,
+        ranks=ranks,
+        packed=packed,
+        micro_batch_tokens=24,
+        recompute_logprobs=True,
+        reference_kl=0.7,
+        loss_normalisation="sequence_mean",
+        hide_not_generated=True,
+    )
+    plain = Plain(drifted(small_llama, 0.02), outcome, cap=2.0, reference=small_llama, kl=0.7)
+    plain.train([list(outcome.samples)])
+    check_weights(outcome.weights, plain.policy)
+    assert sum(r.loss for r in outcome.results) == pytest.approx(plain.losses[0], abs=1e-12)
+    assert sum(r.tokens for r in outcome.results) == 5 + 2 + 7 + 3 + 2 + 9
+    for key, sample in outcome.samples.items():
+        away = [float(plain.old[key][t] - outcome.behaviour[key][t]) for t in sample.trained]
+        expected = max(map(abs, away)), sum(away) / len(away)
+        assert outcome.gaps[key] == pytest.approx(expected, abs=1e-12)
 
 
 def test_several_updates_recompute_the_old_policy_unasked(causal_mean: Any, varied: Any, run_batch: Any) -> None:

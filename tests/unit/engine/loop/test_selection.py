@@ -87,3 +87,23 @@ def test_in_mode_tokens_the_last_token_within_the_bound_is_trained_and_a_sample_
     assert of(chosen, "response_tokens") == {"v0_p0_g0": 1, "v0_p0_g2": 1}
     assert of(chosen, "withheld") == {"v0_p0_g0": 1, "v0_p0_g2": 1}
     assert chosen.ages == {"v0_p0_g0": 1, "v0_p0_g2": 0}
+
+
+def test_in_mode_tokens_withheld_places_count_only_what_was_generated() -> None:
+    """Responses of 9 tokens, of version 0 up to 5: tool output at 2 to 4; in the last sample behind it, too."""
+    meta = fake_group(
+        0,
+        [0.0, 1.0, 0.0],
+        end_version=3,
+        response_tokens=[9, 9, 9],
+        trainable_tokens=[6, 9, 2],
+        spans=["0:0,2:5"] * 3,
+        generated=["0:2,5:9", "", "0:2"],
+    )
+    (judgement,) = Chain([]).judge([meta], FilterContext(trainer_version=3, step=3, seed=0))
+    config = simulated_config(rollout__stale_mode="tokens", rollout__max_staleness=1)
+    chosen = select([judgement], config, trainer_version=3)
+    assert of(chosen, "response_tokens") == {"v0_p0_g0": 4, "v0_p0_g1": 4}
+    assert of(chosen, "withheld") == {"v0_p0_g0": 5, "v0_p0_g1": 5}
+    assert of(chosen, "generated") == {"v0_p0_g0": "0:2,5:9", "v0_p0_g1": ""}
+    assert chosen.masks == {0: {2: STALE}}

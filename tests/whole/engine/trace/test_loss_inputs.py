@@ -36,6 +36,7 @@ def full_rows() -> Rows:
         scales=[1 / 7, math.pi],
         pad_to=16,
         extras={"pixels": [torch.ones(3, 2, 2, dtype=torch.bfloat16), torch.zeros(1, 2, 2, dtype=torch.bfloat16)]},
+        generated=["0:1,3:4", ""],
     )
 
 
@@ -50,7 +51,7 @@ def same(one: Rows, other: Rows) -> bool:
         (one.proximal_logprobs, other.proximal_logprobs),
         (one.reference_logprobs, other.reference_logprobs),
     ]
-    numbers = ("prompt_tokens", "advantages", "withheld", "filler", "scales", "pad_to")
+    numbers = ("prompt_tokens", "advantages", "withheld", "filler", "scales", "pad_to", "generated")
     return (
         all(bits(a) == bits(b) for a, b in columns)
         and all(getattr(one, name) == getattr(other, name) for name in numbers)
@@ -96,6 +97,6 @@ def test_what_holds_no_loss_inputs_is_refused_by_name(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, path)
     with pytest.raises(TraceError, match="holds no loss inputs, as `asyncrl replay RUN --step N --out FILE` writes"):
         load(path)
-    save_file({"a": torch.zeros(1)}, path, metadata={"format": "3", "inputs": "{}"})
-    with pytest.raises(TraceError, match="loss inputs of format 3, and this asyncrl reads up to 2"):
+    save_file({"a": torch.zeros(1)}, path, metadata={"format": "4", "inputs": "{}"})
+    with pytest.raises(TraceError, match="loss inputs of format 4, and this asyncrl reads up to 3"):
         load(path)
