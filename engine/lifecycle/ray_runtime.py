@@ -146,6 +146,22 @@ class RemoteRank(RemoteActor):
             # Its message is a traceback; a full disk is told in one line.
             raise error.cause if isinstance(error.cause, AsyncRLError) else error from None
 
+    async def hold_state(self) -> int:
+        version: int = await self._call("hold_state", timeout_s=_CALLERS_S)
+        return version
+
+    async def save_state(self, folder: str) -> None:
+        await self._state_call("save_state", folder)
+
+    async def load_state(self, folder: str) -> None:
+        await self._state_call("load_state", folder)
+
+    async def _state_call(self, method: str, folder: str) -> None:
+        try:
+            await self._call(method, folder, timeout_s=_CALLERS_S)
+        except RayTaskError as error:
+            raise error.cause if isinstance(error.cause, AsyncRLError) else error from None
+
 
 @asynccontextmanager
 async def ray_cluster() -> AsyncIterator[None]:
