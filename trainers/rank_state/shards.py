@@ -50,9 +50,9 @@ class _HeaderEntry(msgspec.Struct, frozen=True):
     def is_sound(self) -> bool:
         """Return whether the bytes are as many as type and shape need."""
         begin, end = self.data_offsets
-        dtype = TYPES.get(self.dtype)
-        sound = dtype is not None and all(size >= 0 for size in self.shape)
-        return sound and begin >= 0 and math.prod(self.shape) * dtype.itemsize == end - begin
+        if self.dtype not in TYPES or begin < 0 or any(size < 0 for size in self.shape):
+            return False
+        return math.prod(self.shape) * TYPES[self.dtype].itemsize == end - begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +119,10 @@ class ShardFile:
         try:
             with self._path.open("rb") as stream:
                 stream.seek(self._begin + begin)
-                read = stream.readinto(memoryview(data.numpy()))
+                read = stream.readinto(_bytes(data))
         except OSError as error:
             raise CheckpointBroken(f"{self._path} cannot be read at {name}: {error}") from error
-        crc32 = zlib.crc32(memoryview(data.numpy()))
+        crc32 = zlib.crc32(_bytes(data))
         if read != end - begin or crc32 != part.crc32:
             raise CheckpointBroken(f"{self._path} is damaged at {name}: its CRC-32 is {crc32}, not {part.crc32}")
         return data.view(dtype).reshape(part.shape)
@@ -191,7 +191,7 @@ def _write(path: Path, pieces: Sequence[_Piece]) -> list[int]:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _read_header(path: Path) -> tuple[int, dict[str, _HeaderEntry]]:
