@@ -67,6 +67,19 @@ class ModelHolder(Protocol):
     async def save_held(self, folders: Sequence[str], note: Note) -> None: ...
 
 
+class StateHolder(Protocol):
+    """A rank whose state a checkpoint holds: `hold_state`, then `save_state` beside the next steps.
+
+    `load_state` comes before the first step; the folder may be of another number of ranks.
+    """
+
+    async def hold_state(self) -> int: ...
+
+    async def save_state(self, folder: str) -> None: ...
+
+    async def load_state(self, folder: str) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """A started run: data plane, collectors, ranks, and what to generate from.

@@ -76,6 +76,10 @@ class TraceError(AsyncRLError, ValueError):
     """An event log is not there, cannot be read, or does not hold what was asked of it."""
 
 
+class CheckpointBroken(AsyncRLError, ValueError):
+    """A checkpoint is not what was written; the message names the file and what is wrong with it."""
+
+
 class NotWritten(AsyncRLError, OSError):
     """A file of the run could not be written; the message names it and the cause."""
 

@@ -28,6 +28,7 @@ from asyncrl.trainers.backends.base import Backend, Rows, StepSums
 from asyncrl.trainers.backends.trained import trained_tokens
 from asyncrl.trainers.feed import feed
 from asyncrl.trainers.fetch import Policy, Values, fetch_for
+from asyncrl.trainers.rank_state.keeper import StateKeeper
 from asyncrl.trainers.reducer import Reducer
 from asyncrl.trainers.siblings import OnlyChild, Siblings
 
@@ -81,7 +82,8 @@ class TrainerRank:
         self._writer = writer
         self._version: int | None = 0  # None: between the updates of one.
         self._held: dict[str, torch.Tensor] | None = None
-        self._updating, self._saving = anyio.Lock(), anyio.Lock()
+        self._keeper = StateKeeper(settings.rank, settings.ranks)
+        self._updating, self._saving, self._keeping = anyio.Lock(), anyio.Lock(), anyio.Lock()
 
     async def train(self, work: TrainWork) -> RankResult:
         """Run the plan, update by update; returns sums over this rank's trained tokens."""
@@ -196,12 +198,11 @@ class TrainerRank:
         It waits for a save under way. VersionError if they are between two updates of a version.
         """
         async with self._saving, self._updating:
-            if self._version is None:
-                raise VersionError(f"{self.name} stopped between the updates of one version; its weights are of none")
+            version = self._whole_version()
             self._held = await self._blocking(
                 lambda: {name: value.to("cpu", copy=True) for name, value in self._backend.state().items()}
             )
-            return self._version
+            return version
 
     async def save_held(self, folders: Sequence[str], note: Note) -> None:
         """Write the weights that are held as Hugging Face folders, beside training; NotWritten if the disk refuses."""
@@ -210,6 +211,41 @@ class TrainerRank:
             if writer is None or held is None:
                 raise AsyncRLError(f"{self.name} was asked to save, and holds no weights")
             await self._blocking(lambda: writer.write(held, [Path(folder) for folder in folders], note))
+
+    async def hold_state(self) -> int:
+        """Copy all that training continues from to this host's memory, for `save_state`; return its version.
+
+        That is weights, moments and step counts, the frozen reference and random states. Rank 0 alone copies tensors.
+        It waits for a save under way. VersionError between two updates of a version.
+        """
+        async with self._keeping, self._updating:
+            version = self._whole_version()
+            await self._blocking(partial(self._keeper.hold, self._backend, version))
+            return version
+
+    async def save_state(self, folder: str) -> None:
+        """Write this rank's part of the held state into a folder, beside training; NotWritten if the disk refuses.
+
+        What is held stays, so a save that failed can be tried again.
+        """
+        async with self._keeping:
+            # The thread that writes outlives a cancelled call; the next hold would change what it writes.
+            with anyio.CancelScope(shield=True):
+                await self._blocking(partial(self._keeper.save, Path(folder)))
+
+    async def load_state(self, folder: str) -> None:
+        """Continue, bit for bit, from a state that any number of ranks saved; CheckpointBroken if it is damaged.
+
+        A rank that was not there when it was saved keeps its random states.
+        """
+        async with self._keeping, self._updating:
+            self._version = None  # Until all of it is restored.
+            self._version = await self._blocking(partial(self._keeper.load, Path(folder), self._backend))
+
+    def _whole_version(self) -> int:
+        if self._version is None:
+            raise VersionError(f"{self.name} stopped between the updates of one version; its weights are of none")
+        return self._version
 
     async def events(self, after_seq: int, wait_s: float) -> list[Numbered]:
         """Answer the controller's long poll. A rank has nothing to report; its answer shows that it lives."""

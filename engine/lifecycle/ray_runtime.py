@@ -140,10 +140,23 @@ class RemoteRank(RemoteActor):
         return version
 
     async def save_held(self, folders: Sequence[str], note: Note) -> None:
+        await self._use_disk("save_held", folders, note)
+
+    async def hold_state(self) -> int:
+        version: int = await self._call("hold_state", timeout_s=_CALLERS_S)
+        return version
+
+    async def save_state(self, folder: str) -> None:
+        await self._use_disk("save_state", folder)
+
+    async def load_state(self, folder: str) -> None:
+        await self._use_disk("load_state", folder)
+
+    async def _use_disk(self, method: str, *args: Any) -> None:
         try:
-            await self._call("save_held", folders, note, timeout_s=_CALLERS_S)
+            await self._call(method, *args, timeout_s=_CALLERS_S)
         except RayTaskError as error:
-            # Its message is a traceback; a full disk is told in one line.
+            # Its message is a traceback; a full disk or a damaged file is told in one line.
             raise error.cause if isinstance(error.cause, AsyncRLError) else error from None
 
 

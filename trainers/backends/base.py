@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from asyncrl.engine.weights.base import State
+
+if TYPE_CHECKING:
+    from asyncrl.trainers.rank_state.saved import SavedState
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,21 @@ class StepSums:
             setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """Live tensors by name: `tensors` change by training, or are read by it; `frozen` are as the model was loaded.
+
+    For example `weights/lm_head.weight`, `optimizer/exp_avg/lm_head.weight`, `reference/lm_head.weight`.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    frozen: Mapping[str, torch.Tensor]
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.tensors.values())).device
+
+
 class Backend(Protocol):
     """A replica of the model with its optimizer."""
 
@@ -87,3 +105,9 @@ class Backend(Protocol):
 
     def state(self) -> State:
         """Return the weights to publish."""
+
+    def training_state(self) -> TrainingState:
+        """Return what the next update depends on: weights in their own type, the optimizer's, the reference."""
+
+    def load_training_state(self, saved: "SavedState") -> None:
+        """Continue from a saved state; CheckpointBroken if it is of another model or of other options."""

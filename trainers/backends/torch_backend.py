@@ -12,10 +12,12 @@ from asyncrl.configs import RunConfig
 from asyncrl.engine.data_plane.codec import pad_rows
 from asyncrl.engine.model.causal_lm import token_logprobs
 from asyncrl.engine.weights.base import State
-from asyncrl.trainers.backends.base import Rows, StepSums
+from asyncrl.trainers.backends.base import Rows, StepSums, TrainingState
 from asyncrl.trainers.backends.packing import Packing, has_varlen, has_windows, use_varlen
+from asyncrl.trainers.backends.replica_state import OPTIMIZER, fill_optimizer, replica_state
 from asyncrl.trainers.backends.trained import trained_mask
 from asyncrl.trainers.loss.objective import Clip, Proximal, Reference, policy_loss_sums
+from asyncrl.trainers.rank_state.saved import SavedState
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,18 @@ class TorchBackend:
             name: value.detach().to(self._dtype) if isinstance(value, torch.nn.Parameter) else value
             for name, value in state.items()
         }
+
+    def training_state(self) -> TrainingState:
+        return replica_state(self._model, self._optimizer, self._reference)
+
+    def load_training_state(self, saved: SavedState) -> None:
+        self.reset_optimizer()
+        if any(name.startswith(OPTIMIZER) for name in saved.names):
+            fill_optimizer(self._optimizer)
+        state = self.training_state()
+        saved.check(state.tensors, state.frozen)
+        for name, tensor in state.tensors.items():
+            saved.read_into(name, tensor)
 
     def _logprobs(
         self,

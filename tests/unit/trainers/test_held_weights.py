@@ -97,6 +97,8 @@ def test_weights_between_two_updates_of_a_version_are_not_saved(causal_mean: Any
             await rank.train(work(2, updates=2))
         with pytest.raises(VersionError, match="rank0 stopped between the updates of one version"):
             await rank.hold_weights()
+        with pytest.raises(VersionError, match="rank0 stopped between the updates of one version"):
+            await rank.hold_state()
         rank = await rank_of(make_backend(causal_mean), Written(), fails_at(2))
         await rank.train(work(1, updates=1))
         with pytest.raises(FloatingPointError):

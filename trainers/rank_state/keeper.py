@@ -1,0 +1,92 @@
+"""Holds a rank's state for a checkpoint, writes it, and puts a saved one back.
+
+Invariant: what is written is of one version, the one that was held, whatever is trained meanwhile.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from asyncrl.engine.errors import AsyncRLError, NotWritten
+from asyncrl.trainers.backends.base import Backend
+from asyncrl.trainers.rank_state.host_copy import HostCopy
+from asyncrl.trainers.rank_state.index import FORMAT, Index, RandomStates, index_name
+from asyncrl.trainers.rank_state.random_states import random_states, restore_random
+from asyncrl.trainers.rank_state.saved import SavedState
+from asyncrl.trainers.rank_state.shards import SHARD_BYTES, crc32_of, write_shards
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    version: int
+    tensors: Mapping[str, torch.Tensor]
+    frozen: Mapping[str, torch.Tensor]
+    random: RandomStates
+
+
+class StateKeeper:
+    """Of rank `rank` among `ranks`. All replicas are equal: rank 0 writes, others write only their random states."""
+
+    def __init__(self, rank: int, ranks: int, *, shard_bytes: int = SHARD_BYTES) -> None:
+        self._rank = rank
+        self._ranks = ranks
+        self._shard_bytes = shard_bytes
+        self._copy = HostCopy()
+        self._held: _Held | None = None
+        self._frozen_sums: dict[str, int] | None = None
+
+    def hold(self, backend: Backend, version: int) -> None:
+        """Copy the state to host memory, in place of the one that was held."""
+        self._held = None  # Its buffers are written over: a copy that fails must not be taken for the version before.
+        state = backend.training_state()
+        random = random_states(state.device)
+        if self._rank == 0:
+            self._held = _Held(version, self._copy.take(state.tensors), state.frozen, random)
+        else:
+            self._held = _Held(version, {}, {}, random)
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's part of the held state, synced; also twice. NotWritten if the disk refuses."""
+        held = self._held
+        if held is None:
+            raise AsyncRLError(f"rank{self._rank} was asked to save its state, and holds none")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # An index that a try before this one left would name files that are written anew.
+            (folder / index_name(self._rank)).unlink(missing_ok=True)
+            entries = write_shards(held.tensors, folder, stem=f"rank-{self._rank:05}", shard_bytes=self._shard_bytes)
+            index = Index(FORMAT, self._rank, self._ranks, held.version, entries, self._sums(held.frozen), held.random)
+            _sync(index.write(folder))
+            _sync(folder)
+        except OSError as error:
+            raise NotWritten.of(folder, error) from error
+
+    def load(self, folder: Path, backend: Backend) -> int:
+        """Put a saved state back, of however many ranks; return its version.
+
+        A rank that was not there keeps its random states. CheckpointBroken names file and tensor. After an error the
+        backend's state may be of no version.
+        """
+        saved = SavedState(folder)
+        backend.load_training_state(saved)
+        random = saved.random(self._rank)
+        if random is not None:
+            restore_random(random, backend.training_state().device)
+        return saved.version
+
+    def _sums(self, frozen: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Weights that are never trained have one checksum for the whole run."""
+        if self._frozen_sums is None or set(self._frozen_sums) != set(frozen):
+            self._frozen_sums = {name: crc32_of(tensor) for name, tensor in frozen.items()}
+        return self._frozen_sums
+
+
+def _sync(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
