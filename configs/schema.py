@@ -83,17 +83,6 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _oversample_has_room_for_chance(self) -> "RunConfig":
-        rollout = self.rollout
-        if rollout.oversample and not rollout.max_staleness:
-            raise ValueError(
-                f"rollout.oversample is {rollout.oversample} and rollout.max_staleness 0; which answers end first is a "
-                "matter of time, and a run at 0 can be repeated exactly. oversample must be 0, or max_staleness at "
-                "least 1"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _saves_agree(self) -> "RunConfig":
         run = self.run
         if run.save_every is not None and not run.save_model:

@@ -210,6 +210,17 @@ def test_mode_tokens_is_refused_with_a_generator_that_makes_no_spans(command: Co
     assert command("train", "--dry-run", "--set", "rollout.stale_mode=tokens").exit_code == 0
 
 
+@pytest.mark.parametrize(("name", "value", "off"), [("oversample", "2", "0"), ("stale_mode", "tokens", "drop")])
+def test_what_has_no_place_in_synchronous_training_is_refused(command: Command, name: str, value: str, off: str) -> None:
+    given = ("train", "--dry-run", "--set", f"rollout.{name}={value}")
+    result = command(*given, "--max-staleness", "0")
+    assert result.exit_code == 2
+    assert f"rollout.{name} (from --set rollout.{name}={value}) is" in result.stderr
+    assert "rollout.max_staleness 0 (from --max-staleness)" in result.stderr
+    assert f"It must be {off} (--set rollout.{name}={off}), or max_staleness at least 1" in result.stderr
+    assert command(*given, "--max-staleness", "1").exit_code == 0
+
+
 @pytest.mark.parametrize(
     "given",
     ["rollout.top_p=0.9", "rollout.stop_strings=[x]", "collector.on_update=continue"],

@@ -146,7 +146,6 @@ def test_a_preset_or_file_that_is_not_there_is_refused(name: str, hint: str) -> 
         (["data_plane.capacity_rows=47"], ["capacity_rows is 47", "= 48"]),
         (["collector.decode_samples=15"], ["decode_samples is 15", "group_size 16"]),
         (["rollout.oversample=241"], ["decode_samples is 256", "group_size 16", "oversample 241"]),
-        (["rollout.oversample=2", "rollout.max_staleness=0"], ["oversample is 2", "max_staleness 0"]),
         (["filters=[{max_age: 1}]"], ["each entry needs a name", "max_age"]),
         (["filters=[{name: 3}]"], ["each entry needs a name"]),
     ],
