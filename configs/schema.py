@@ -3,14 +3,14 @@
 No field of a section has a default: `presets/default.yaml` is the one source of defaults.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import model_validator
 
 from asyncrl.configs.rewards import reward_entries
 from asyncrl.configs.sections.collector import Collector
 from asyncrl.configs.sections.data_plane import DataPlane
-from asyncrl.configs.sections.fields import MIN_TEMPERATURE, Section
+from asyncrl.configs.sections.fields import MIN_TEMPERATURE, Section, named
 from asyncrl.configs.sections.model import Model
 from asyncrl.configs.sections.rollout import Rollout
 from asyncrl.configs.sections.run import Run, Supervision
@@ -28,8 +28,8 @@ class RunConfig(Section):
     reward: RewardSection
     rollout: Rollout
     collector: Collector
-    filters: list[dict[str, Any]]
-    """The chain of filters in order: for each its `name` (built in, `module:Class` or
+    filters: list[Annotated[dict[str, Any], named("name", "{name: zero_std}")]]
+    """The chain of filters in order: for each its name alone, or its `name` (built in, `module:Class` or
     `file.py:Class`) and its parameters."""
     trainer: Trainer
     data_plane: DataPlane

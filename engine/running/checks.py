@@ -123,6 +123,18 @@ def check_stale_mode(loaded: Loaded) -> None:
             )
 
 
+def warnings_of(config: RunConfig) -> list[str]:
+    """Return what a user should hear of a configuration that may run, in words: what it biases."""
+    rollout = config.rollout
+    if not rollout.oversample:
+        return []
+    return [
+        f"rollout.oversample is {rollout.oversample}: of {rollout.group_size + rollout.oversample} answers the "
+        f"{rollout.group_size} that end first are trained on, so long answers are rarer than they are generated; the "
+        "figures of length_bias do not show it"
+    ]
+
+
 def _check_synchronous(loaded: Loaded) -> None:
     """Refuse what has no place in a run at `max_staleness` 0; what-ifs of a recorded run may ask about that bound."""
     rollout = loaded.config.rollout
