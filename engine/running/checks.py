@@ -130,8 +130,8 @@ def warnings_of(config: RunConfig) -> list[str]:
         return []
     return [
         f"rollout.oversample is {rollout.oversample}: of {rollout.group_size + rollout.oversample} answers the "
-        f"{rollout.group_size} that end first are trained on, so long ones are trained on less often than generated; the "
-        "figures of length_bias do not show it"
+        f"{rollout.group_size} that end first are trained on, so long ones are trained on less often than they are "
+        "generated; the figures of length_bias do not show it"
     ]
 
 
