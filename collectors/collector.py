@@ -31,6 +31,7 @@ from asyncrl.engine.records import Grant, GroupMeta
 from asyncrl.engine.records.fate import CANCELLED, QUEUE_TIMEOUT
 from asyncrl.engine.records.message import GroupFailure, PutNotice, Served
 from asyncrl.engine.weights.base import Loaded, Offer, WeightTransport
+from asyncrl.engine.weights.twins import with_twins
 from asyncrl.filters.taggers import Tagger
 
 log = structlog.get_logger()
@@ -170,7 +171,7 @@ class Collector:
             if version < self._version:
                 raise VersionError(f"{self.name} serves version {self._version} and was given {version}")
             started = anyio.current_time()
-            state = await self._transport.receive(offer)
+            state = with_twins(await self._transport.receive(offer), offer.twins)
             received = anyio.current_time()
             took = await self._generator.update_weights(version, state)
             self.set_weight_version(version)

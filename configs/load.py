@@ -112,10 +112,8 @@ def load(
         _assign(tree, override, sources)
     if filters and isinstance(tree["filters"], list):
         chain = list(tree["filters"])
-        at = next(
-            (i for i, f in enumerate(chain) if isinstance(f, dict) and f.get("name") == "dynamic_sampling"),
-            len(chain),
-        )
+        names = [entry.get("name") if isinstance(entry, Mapping) else entry for entry in chain]
+        at = names.index("dynamic_sampling") if "dynamic_sampling" in names else len(chain)
         tree["filters"] = [*chain[:at], *({"name": name} for name in filters), *chain[at:]]
         sources["filters"] = f"{sources['filters']}, --filter {' '.join(filters)}"
     functions = tree["reward"]["functions"]
@@ -222,7 +220,7 @@ def _explain(error: ValidationError, sources: Mapping[str, str]) -> Iterator[str
         allowed = allowed_at(RunConfig, problem["loc"], too_much=problem["type"] == "less_than_equal")
         message = (
             f"it must be {allowed}"
-            if allowed
+            if allowed and problem["type"] != "value_error"  # The schema's own words say more.
             else problem["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
         )
         if not path:

@@ -3,14 +3,14 @@
 No field of a section has a default: `presets/default.yaml` is the one source of defaults.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import model_validator
 
 from asyncrl.configs.rewards import reward_entries
 from asyncrl.configs.sections.collector import Collector
 from asyncrl.configs.sections.data_plane import DataPlane
-from asyncrl.configs.sections.fields import MIN_TEMPERATURE, Section
+from asyncrl.configs.sections.fields import MIN_TEMPERATURE, Section, named
 from asyncrl.configs.sections.model import Model
 from asyncrl.configs.sections.rollout import Rollout
 from asyncrl.configs.sections.run import Run, Supervision
@@ -28,8 +28,8 @@ class RunConfig(Section):
     reward: RewardSection
     rollout: Rollout
     collector: Collector
-    filters: list[dict[str, Any]]
-    """The chain of filters in order: for each its `name` (built in, `module:Class` or
+    filters: list[Annotated[dict[str, Any], named("name", "{name: zero_std}")]]
+    """The chain of filters in order: for each its name alone, or its `name` (built in, `module:Class` or
     `file.py:Class`) and its parameters."""
     trainer: Trainer
     data_plane: DataPlane
@@ -79,17 +79,6 @@ class RunConfig(Section):
                 f"collector.server_timeout_s is {collector.server_timeout_s:g} and collector.group_timeout_s "
                 f"{collector.group_timeout_s:g}; server_timeout_s must be less, or groups that wait for a server "
                 "fail before it is known that none is left"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _oversample_has_room_for_chance(self) -> "RunConfig":
-        rollout = self.rollout
-        if rollout.oversample and not rollout.max_staleness:
-            raise ValueError(
-                f"rollout.oversample is {rollout.oversample} and rollout.max_staleness 0; which answers end first is a "
-                "matter of time, and a run at 0 can be repeated exactly. oversample must be 0, or max_staleness at "
-                "least 1"
             )
         return self
 

@@ -20,7 +20,7 @@ from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.summary import Ends, summarise_log
 from asyncrl.engine.events.types import AnyEvent, StepEnded
 from asyncrl.engine.records.ending import Ending, failure
-from asyncrl.engine.running.checks import check_process, check_with_model, check_without_model
+from asyncrl.engine.running.checks import check_process, check_with_model, check_without_model, warnings_of
 from asyncrl.engine.running.host import Host
 from asyncrl.engine.running.logs import log_to
 from asyncrl.engine.running.named_model import with_model
@@ -135,6 +135,9 @@ def _carry_out(order: "Order", host: Host, on_step: Callable[[StepEnded], Any] |
                 # Another process began a run in this folder at the same moment; or nothing can be written there.
                 raise ConfigError(str(error)) from error
             stack.callback(events.close)
+            for line in warnings_of(order.config):
+                structlog.get_logger().warning(line)
+                host.tell(f"warning: {line}")
             ending = run_beside_loop(lambda call_in: driver.run(events, take_signals, call_in))
         content = summarise_log(ledger, progress, ends, started_wall=host.began_wall, bias_warning=rollout.bias_warning)
         ending = files.finish(ending, content, driver.filter_state)

@@ -48,6 +48,7 @@ _WARM_STEPS = 3
 """Steps of a run before the first one that counts: processes start, and code runs for the first time."""
 _SYNCHRONOUS = {
     "rollout.max_staleness": 0,
+    "rollout.stale_mode": "drop",
     "rollout.groups_per_step": 16,
     "rollout.group_size": 16,
     "collector.decode_samples": 256,

@@ -24,6 +24,7 @@ from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, REFERENCE_LOGPROBS
 from asyncrl.engine.records.work import ForwardWork, RankResult, SampleWork, TrainWork, Work
 from asyncrl.engine.weights.base import Offer, Sent, WeightTransport
 from asyncrl.engine.weights.digest import digest
+from asyncrl.engine.weights.twins import with_twins, without_twins
 from asyncrl.trainers.backends.base import Backend, Rows, StepSums
 from asyncrl.trainers.backends.trained import trained_tokens
 from asyncrl.trainers.feed import feed
@@ -173,8 +174,12 @@ class TrainerRank:
     async def weights(self) -> Sent:
         """Send the weights as they are now, for a publish to bring them to the collectors."""
         started = anyio.current_time()
-        sent: Sent = await self._blocking(lambda: self._transport.send(self._backend.state()))
+        sent: Sent = await self._blocking(self._send)
         return replace(sent, gather_s=anyio.current_time() - started)
+
+    def _send(self) -> Sent:
+        kept, twins = without_twins(self._backend.state())
+        return replace(self._transport.send(kept), twins=twins)
 
     async def offer(self, sent: Sent, receivers: Sequence[str], *, again: bool = False) -> Offer:
         """Make sent weights ready for a try to publish them; those offered before are forgotten, as all have them."""
@@ -182,7 +187,7 @@ class TrainerRank:
         if before is not None and before.number != sent.number:
             self._transport.forget(before)
         offer: Offer = await self._blocking(lambda: self._transport.offer(sent, receivers, again=again))
-        return offer
+        return replace(offer, twins=sent.twins)
 
     async def serve(self, offer: Offer) -> None:
         """Bring an offer to receivers that meet this rank for it."""
@@ -199,10 +204,12 @@ class TrainerRank:
         """
         async with self._saving, self._updating:
             version = self._whole_version()
-            self._held = await self._blocking(
-                lambda: {name: value.to("cpu", copy=True) for name, value in self._backend.state().items()}
-            )
+            self._held = await self._blocking(self._copied)
             return version
+
+    def _copied(self) -> dict[str, torch.Tensor]:
+        kept, twins = without_twins(self._backend.state())
+        return with_twins({name: value.to("cpu", copy=True) for name, value in kept.items()}, twins)
 
     async def save_held(self, folders: Sequence[str], note: Note) -> None:
         """Write the weights that are held as Hugging Face folders, beside training; NotWritten if the disk refuses."""

@@ -40,7 +40,7 @@ def is_saved_folder(path: Path) -> bool:
 
 def open_saved(path: Path, split: str | None) -> ArrowRecords:
     """Open a folder that `save_to_disk` wrote; ConfigError if it cannot be read or the split is not there."""
-    datasets = _library(str(path))
+    datasets = _library(f"{str(path)!r} is a folder of datasets, which")
     try:
         found = datasets.load_from_disk(str(path))
     except (OSError, ValueError) as error:
@@ -53,16 +53,16 @@ def open_named(name: str, split: str | None, *, fetch: bool) -> ArrowRecords:
 
     ConfigError if it is not there.
     """
-    datasets = _library(name)
+    datasets = _library(f"{name!r} does not exist: there is no such file or folder here; a data set of this name")
     path, _, configuration = name.partition(":")
     try:
         with _offline(datasets, not fetch):
             found = datasets.load_dataset(path, configuration or None)
     except Exception as error:  # The edge of a library that raises what its network and its readers raise.
-        more = "" if fetch else "; it may be downloaded with data.fetch true (--set data.fetch=true)"
+        more = "" if fetch else ". If it is one, data.fetch true downloads it (--set data.fetch=true)"
         raise ConfigError(
-            f"{name!r} is neither a file nor a folder here, and datasets cannot load it "
-            f"{'' if fetch else 'from its cache '}by this name: {error}{more}"
+            f"{name!r} does not exist: there is no such file or folder here, and datasets cannot load a data set of "
+            f"this name{'' if fetch else ' from its cache'}: {error}{more}"
         ) from error
     return ArrowRecords(*_split(found, split, name))
 
@@ -80,14 +80,11 @@ def _split(found: Any, split: str | None, name: str) -> tuple[Any, str]:
     return found[chosen], f"{name}, split {chosen}"
 
 
-def _library(name: str) -> Any:
+def _library(what: str) -> Any:
     try:
         import datasets
     except ImportError:
-        raise ConfigError(
-            f"{name!r} is neither a JSONL nor a Parquet file; a folder or name of a data set needs the datasets "
-            "library: install asyncrl[data]"
-        ) from None
+        raise ConfigError(f"{what} needs the datasets library: install asyncrl[data]") from None
     return datasets
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from asyncrl.engine.data_plane.shared_memory import SharedMemory
 from asyncrl.engine.errors import ConfigError, VersionError
+from asyncrl.engine.weights.twins import without_twins
 
 _HEAD = "lm_head.weight"
 _SHOWN = 6
@@ -79,7 +80,10 @@ class StateFiles:
         parts = [f"{len(names)} {kind} ({', '.join(names[:_SHOWN])})" for kind, names in wrong.items() if names]
         if parts:
             raise VersionError(f"version {version} does not fit the engine's checkpoint: {'; '.join(parts)}")
-        return {name: tensor.detach().to("cpu", self._dtype).contiguous() for name, tensor in given.items()}
+        kept, twins = without_twins(given)
+        written = {name: tensor.detach().to("cpu", self._dtype).contiguous() for name, tensor in kept.items()}
+        # safetensors refuses tensors that share memory.
+        return written | {name: written[twin].clone() for name, twin in twins.items()}
 
 
 def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -41,8 +41,8 @@ class GroupRequest:
 class Completion:
     """One completion. `logprobs` are those of the distribution that was sampled, one per token.
 
-    `spans` tile the tokens: (version, first, end). `finished` is False when `max_new_tokens` cut it. `generated` has the
-    places [first, end) of tokens that were sampled, if others stand between them, with log-probability 0.0.
+    `spans` tile the tokens: (version, first, end). `finished` is False when `max_new_tokens` cut it. `generated` has
+    the places [first, end) of tokens that were sampled, if others stand between them, with log-probability 0.0.
     """
 
     token_ids: tuple[int, ...]

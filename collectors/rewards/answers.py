@@ -7,11 +7,18 @@ from asyncrl.engine.records import Prompt
 
 def expected(prompt: Prompt, field: str) -> str:
     """Return a field of the prompt's record as text, `answer` being the prompt's own; ValueError if there is none."""
-    value = prompt.answer if field == "answer" and prompt.answer else prompt.fields.get(field)
+    there = ", ".join(map(str, prompt.fields)) or "none"
+    if field == "answer":
+        # A column of that name is the answer only if data.answer_column says so: it may be null, or name another.
+        if not prompt.answer and prompt.fields.get(field) != "":
+            raise ValueError(
+                f"prompt {prompt.id!r} has no answer; name its field in data.answer_column, or as the reward's "
+                f"`field`; its fields are {there}"
+            )
+        return prompt.answer
+    value = prompt.fields.get(field)
     if value is None:
-        raise ValueError(
-            f"prompt {prompt.id!r} has no field {field!r}; it has {', '.join(map(str, prompt.fields)) or 'none'}"
-        )
+        raise ValueError(f"prompt {prompt.id!r} has no field {field!r}; it has {there}")
     return str(value)
 
 

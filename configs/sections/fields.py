@@ -1,8 +1,9 @@
 """What all sections are, and the ranges of their numbers."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 # Upper limits are far above what a run can use. Without them sums could leave 64 bits and factors float32.
 MAX_COUNT = 2**31 - 1
@@ -24,6 +25,19 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 def switch(value: Any) -> Any:
     """Return `on` and `off` as texts: YAML reads them as true and false."""
     return ("off", "on")[value] if isinstance(value, bool) else value
+
+
+def named(key: str, example: str) -> BeforeValidator:
+    """Read an entry of a list: a text alone is a map of `key`; ValueError, with an example, if it is neither."""
+
+    def entry(value: Any) -> Any:
+        if isinstance(value, str):
+            return {key: value}
+        if not isinstance(value, Mapping):
+            raise ValueError(f"it must be a {key} alone, or a map, as in {example}")
+        return value
+
+    return BeforeValidator(entry)
 
 
 class Section(BaseModel):

@@ -1,10 +1,11 @@
 """What is asked, and what an answer is worth."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from asyncrl.configs.sections.fields import Count, Factor, Section, switch
+from asyncrl.configs.sections.fields import Count, Factor, Section, named, switch
 
 
 class Task(Section):
@@ -29,15 +30,26 @@ class DataSet(Section):
     split: str | None = None
 
 
+def _shots(value: Any) -> Any:
+    """Check examples in one place: a field of two types would name both, and neither entry nor key."""
+    for number, entry in enumerate(value if isinstance(value, list) else ()):
+        fits = isinstance(entry, Mapping) and all(isinstance(text, str) for text in entry.values())
+        if not fits:
+            raise ValueError(f"entry {number} is {entry!r}; it must be a map of texts, `prompt` and `answer`")
+    if not isinstance(value, list | str):
+        raise ValueError("it must be a list of maps with `prompt` and `answer`, or a JSONL file")
+    return value
+
+
 class Data(Section):
     path: str | None
     """Prompts from one data set: a file (.jsonl, .parquet), a folder that `datasets` saved, or the name of a data set
     in its cache; null: the task lists its own prompts, or `sets` has several."""
     split: str | None
     """Split of `path`, for a data set of `datasets` that has several."""
-    sets: list[DataSet]
-    """Several data sets, as a mixture. Each entry has `path`, and may have `name` (default: that of the file, without
-    its ending), `weight` (default: its number of records) and `split`."""
+    sets: list[Annotated[DataSet, named("path", "{path: a.jsonl, weight: 2}")]]
+    """Several data sets, as a mixture. Each entry is a path alone, or has `path`, and may have `name` (default: that of
+    the file, without its ending), `weight` (default: its number of records) and `split`."""
     prompt_column: str
     """Field with the prompt: a text, or chat messages (a list of maps with `role` and `content`)."""
     answer_column: str | None
@@ -54,7 +66,7 @@ class Data(Section):
     chat_template: Annotated[Literal["auto", "on", "off"], BeforeValidator(switch)]
     """Whether prompts go through the tokenizer's chat template, a text as one message of the user. `auto`: if the
     tokenizer has one."""
-    few_shot: list[dict[str, str]] | str
+    few_shot: Annotated[list[dict[str, str]] | str, BeforeValidator(_shots)]
     """Examples in front of every prompt: a list of maps with `prompt` and `answer`, or a JSONL file with the columns
     above. Through a chat template they are earlier turns, else text with an empty line behind each answer."""
     max_prompt_tokens: Count | None
@@ -76,9 +88,10 @@ class Data(Section):
 
 
 class RewardSection(Section):
-    functions: list[dict[str, Any]]
-    """What scores responses, for a task that does not score itself: for each its `name` (built in, `module:function` or
-    `file.py:function`), its `weight` in the sum (1), its name `part` in tags and metrics, and its own parameters."""
+    functions: list[Annotated[dict[str, Any], named("name", "{name: exact_match, weight: 2}")]]
+    """What scores responses, for a task that does not score itself: for each its name alone, or its `name` (built in,
+    `module:function` or `file.py:function`), its `weight` in the sum (1), its name `part` in tags and metrics, and its
+    own parameters."""
     on_failure: Annotated[float, Field(ge=-1e6, le=1e6)] | None
     """Reward of a sample whose score failed or took too long; null: the sample fails. If all samples of a group failed,
     the group fails either way."""

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from asyncrl.engine.cli.options import fail
+from asyncrl.engine.cli.options import fail, number
 
 
 def generate(
@@ -16,10 +16,14 @@ def generate(
         list[str], typer.Argument(metavar="PROMPT...", help="Prompts; - takes one from each line of standard input.")
     ],
     best: Annotated[bool, typer.Option("--best", help="Answer from RUN/model-best instead of RUN/model.")] = False,
-    max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Longest answer, in tokens.")] = 256,
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.0,
-    samples: Annotated[int, typer.Option(min=1, metavar="N", help="Answers to each prompt.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of sampling.")] = 0,
+    max_new_tokens: Annotated[
+        int, typer.Option(parser=number(1), metavar="N", help="Longest answer, in tokens.")
+    ] = 256,
+    temperature: Annotated[
+        float, typer.Option(parser=number(0, kind=float), metavar="T", help="0 takes the likeliest token.")
+    ] = 0.0,
+    samples: Annotated[int, typer.Option(parser=number(1), metavar="N", help="Answers to each prompt.")] = 1,
+    seed: Annotated[int, typer.Option(parser=number(0), metavar="N", help="Seed of sampling.")] = 0,
 ) -> None:
     """Print answers to prompts, as they are generated. Exit code 0: done; 1: not answered; 2: bad input.
 

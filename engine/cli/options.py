@@ -1,9 +1,10 @@
 """Options that commands share, and how they become a checked configuration."""
 
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -23,6 +24,26 @@ SetOption = Annotated[list[str] | None, typer.Option("--set", help="Set any valu
 
 
 _TEXT = ("data.path", "run.directory", "run.runtime")
+
+
+def number(least: int, most: float = math.inf, *, kind: type[int] | type[float] = int) -> Callable[[Any], Any]:
+    """Return a parser of numbers from `least` to `most`, which refuses others with value and range.
+
+    The command line's own check leaves out the value that was given.
+    """
+    limit = f"of at least {least}" if most == math.inf else f"from {least} to {most:g}"
+    words = f"{'an integer' if kind is int else 'a number'} {limit}"
+
+    def parse(given: Any) -> Any:
+        try:
+            value = kind(given)
+        except ValueError:
+            value = None
+        if value is None or not least <= value <= most:
+            raise typer.BadParameter(f"it is {given}; it must be {words}")
+        return value
+
+    return parse
 
 
 def resolve(

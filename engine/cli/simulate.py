@@ -14,6 +14,7 @@ from asyncrl.engine.cli.options import (
     FilterOption,
     SetOption,
     fail,
+    number,
     see_user_folder,
 )
 from asyncrl.engine.errors import ConfigError, TraceError
@@ -52,12 +53,18 @@ def simulate(
         typer.Option(metavar="MODEL", help="Tokens per response; by default in proportion to its group's seconds."),
     ] = None,
     mixed_share: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Share of groups with mixed rewards; 1 by default.")
+        float | None,
+        typer.Option(
+            parser=number(0, 1, kind=float), metavar="SHARE", help="Share of groups with mixed rewards; 1 by default."
+        ),
     ] = None,
     failed_share: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Share of groups that fail; 0 by default.")
+        float | None,
+        typer.Option(parser=number(0, 1, kind=float), metavar="SHARE", help="Share of groups that fail; 0 by default."),
     ] = None,
-    slots: Annotated[int, typer.Option(min=0, help="Groups that a generator works on at once; 0: all.")] = 0,
+    slots: Annotated[
+        int, typer.Option(parser=number(0), metavar="N", help="Groups that a generator works on at once; 0: all.")
+    ] = 0,
     generators: Annotated[str | None, typer.Option(metavar="N", help="Number of generators (collector.count).")] = None,
     ranks: Annotated[str | None, typer.Option(metavar="N", help="Number of trainer ranks (trainer.ranks).")] = None,
     steps: Annotated[str | None, typer.Option(metavar="N", help="End after this many training steps.")] = None,

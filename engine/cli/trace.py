@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from asyncrl.engine.cli.options import fail
+from asyncrl.engine.cli.options import fail, number
 
 if TYPE_CHECKING:
     from asyncrl.engine.events.types import AnyEvent
@@ -21,10 +21,14 @@ app = typer.Typer(
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN_OR_LOG", help="A run's folder, or one file of its event log.")]
 OutOption = Annotated[str, typer.Option("--out", metavar="FILE", help="The log to write; the file must not exist.")]
-FromOption = Annotated[int | None, typer.Option("--from", metavar="SEQ", min=0, help="Number of the first event.")]
-ToOption = Annotated[int | None, typer.Option("--to", metavar="SEQ", min=0, help="Number of the last event.")]
+FromOption = Annotated[
+    int | None, typer.Option("--from", metavar="SEQ", parser=number(0), help="Number of the first event.")
+]
+ToOption = Annotated[
+    int | None, typer.Option("--to", metavar="SEQ", parser=number(0), help="Number of the last event.")
+]
 GroupOption = Annotated[
-    list[int] | None, typer.Option("--group", min=0, help="Only events of this group (repeatable).")
+    list[int] | None, typer.Option("--group", parser=number(0), help="Only events of this group (repeatable).")
 ]
 TypeOption = Annotated[list[str] | None, typer.Option("--type", help="Only events of this type (repeatable).")]
 

@@ -48,14 +48,7 @@ def check_checkpoint(config: RunConfig, prompts: Sequence[Prompt], *, extras: Se
 
 
 def warn_of_settings(config: RunConfig) -> None:
-    """Log which settings of a checkpoint a run does not apply, and which settings of the run bias it."""
-    if config.rollout.oversample:
-        log.warning(
-            "rollout.oversample keeps the answers of a group that end first, so long answers are trained on less often "
-            "than they are generated; the figures of length_bias do not show it",
-            oversample=config.rollout.oversample,
-            group_size=config.rollout.group_size,
-        )
+    """Log which settings of a checkpoint a run does not apply."""
     if config.model.path is None:
         return
     ignored = sampling_settings(config.model.path)

@@ -13,16 +13,14 @@ from asyncrl.engine.aio.blocking import in_place
 from asyncrl.engine.aio.call_in import CallIn, call_here
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.deployment import Deployment
+from asyncrl.engine.lifecycle.assemble import assemble
 from asyncrl.engine.lifecycle.checks import warn_of_settings
 from asyncrl.engine.lifecycle.parts import (
     all_taggers,
     build_collector,
     build_rank,
     collector_model,
-    cost_model,
     rank_model,
-    run_tokenizer,
-    tokenized,
     train_partition,
     with_slots,
 )
@@ -53,7 +51,6 @@ async def local_deployment(
         capacity_rows=config.data_plane.capacity_rows,
         lease_s=config.data_plane.lease_s,
     )
-    cost = cost_model(config)
     warn_of_settings(config)
     await plane.register(train_partition(config, task.extras))
     meeting = Meeting(config.trainer.ranks, config.trainer.step_timeout_s)
@@ -88,14 +85,6 @@ async def local_deployment(
             for i in range(config.trainer.ranks)
         ]
         try:
-            yield Deployment(
-                plane=plane,
-                collectors=collectors,
-                ranks=ranks,
-                prompts=prepared.source,
-                examples=tokenized(prepared.examples, run_tokenizer(config)),
-                cost=cost.flops if cost else None,
-                holder=ranks[0],
-            )
+            yield assemble(config, prepared, plane=plane, collectors=collectors, ranks=ranks)
         finally:
             await plane.close()

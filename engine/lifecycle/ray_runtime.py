@@ -25,8 +25,9 @@ from asyncrl.engine.data_plane.shared_memory import shared_directory
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.deployment import Deployment
 from asyncrl.engine.errors import ActorDied, AsyncRLError, ConfigError, Overdue
+from asyncrl.engine.lifecycle.assemble import assemble
 from asyncrl.engine.lifecycle.checks import warn_of_settings
-from asyncrl.engine.lifecycle.parts import cost_model, run_tokenizer, tokenized, train_partition, with_slots
+from asyncrl.engine.lifecycle.parts import train_partition, with_slots
 from asyncrl.engine.lifecycle.ray_actors import CollectorActor, RankActor
 from asyncrl.engine.lifecycle.transports import Transports, choose_way, weight_directory
 from asyncrl.engine.model.folder import Note
@@ -206,7 +207,6 @@ async def ray_deployment(
     """
     user_path, config = str(Path.cwd()), with_slots(config, prepared.prompts)
     pickled_taggers = _pickled(taggers)
-    cost = cost_model(config)
     warn_of_settings(config)
     way = choose_way(config)
     remote = {"num_cpus": 0, "max_restarts": 0}
@@ -257,15 +257,7 @@ async def ray_deployment(
                 raise
             raise Overdue(f"the actors did not start within {start_s:g} s") from None
         log.info("actors connected", weight_transport=way)
-        yield Deployment(
-            plane=plane,
-            collectors=collectors,
-            ranks=ranks,
-            prompts=prepared.source,
-            examples=tokenized(prepared.examples, run_tokenizer(config)),
-            cost=cost.flops if cost else None,
-            holder=ranks[0],
-        )
+        yield assemble(config, prepared, plane=plane, collectors=collectors, ranks=ranks)
 
 
 def _pickled(taggers: Mapping[str, Tagger]) -> bytes:

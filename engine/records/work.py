@@ -31,7 +31,7 @@ class SampleWork(NamedTuple):
     `generated` (records/generated.py; empty: none) were not made by the model. `advantage` carries the factor of the
     loss normalisation; `scale` is that factor alone, for loss terms that are not a multiple of it (None: nothing needs
     it). For example a prompt of 5 tokens, and a response of versions 3 (2 tokens) and 4 (5 tokens), at version 5 with
-    `max_staleness` 1: prompt_tokens 5, withheld 2, response_tokens 5; and with `generated` `0:3,5:7`: response_tokens 3.
+    `max_staleness` 1: prompt_tokens 5, withheld 2, response_tokens 5; with `generated` `0:3,5:7`, response_tokens 3.
     """
 
     key: str

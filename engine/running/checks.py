@@ -43,6 +43,7 @@ def check_without_model(loaded: Loaded, objects: Sequence[BaseRolloutFilter] = (
     _check_devices(loaded)
     check_weight_transport(loaded)
     check_stale_mode(loaded)
+    _check_synchronous(loaded)
     check_engine(loaded)
     check_server_options(loaded)
     try:
@@ -119,6 +120,45 @@ def check_stale_mode(loaded: Loaded) -> None:
             raise ConfigError(
                 f"rollout.{name} (from {loaded.sources[f'rollout.{name}']}) is {value!r} and rollout.stale_mode "
                 f"'tokens'; {why}. It must be {off}, or the mode another"
+            )
+
+
+def warnings_of(config: RunConfig) -> list[str]:
+    """Return what a user should hear of a configuration that may run, in words: what it biases."""
+    rollout = config.rollout
+    if not rollout.oversample:
+        return []
+    return [
+        f"rollout.oversample is {rollout.oversample}: of {rollout.group_size + rollout.oversample} answers the "
+        f"{rollout.group_size} that end first are trained on, so long ones are trained on less often than they are "
+        "generated; the figures of length_bias do not show it"
+    ]
+
+
+def _check_synchronous(loaded: Loaded) -> None:
+    """Refuse what has no place in a run at `max_staleness` 0; what-ifs of a recorded run may ask about that bound."""
+    rollout = loaded.config.rollout
+    for name, value, odd, off, why in (
+        (
+            "oversample",
+            rollout.oversample,
+            rollout.oversample > 0,
+            "0",
+            "which answers end first is a matter of time, and a run at 0 can be repeated exactly",
+        ),
+        (
+            "stale_mode",
+            rollout.stale_mode,
+            rollout.stale_mode == "tokens",
+            "drop",
+            "at 0 all tokens of a group have one age, so none is left to train where another is too old",
+        ),
+    ):
+        if odd and not rollout.max_staleness:
+            raise ConfigError(
+                f"rollout.{name} (from {loaded.sources[f'rollout.{name}']}) is {value!r} and rollout.max_staleness 0 "
+                f"(from {loaded.sources['rollout.max_staleness']}); {why}. It must be {off} "
+                f"(--set rollout.{name}={off}), or max_staleness at least 1"
             )
 
 

@@ -24,7 +24,7 @@ class Host:
         self.began_wall = time.time()
 
     def tell(self, line: str) -> None:
-        """Hear what takes long before the run begins."""
+        """Hear what takes long before the run begins, and of what to beware."""
 
     def begin(self, config: RunConfig, directory: Path, *, ledger: Ledger, progress: Progress) -> None:
         """Hear that everything is checked and the folder is there; the folds fill as the run goes."""

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -15,22 +15,28 @@ State = Mapping[str, torch.Tensor]
 class Sent:
     """One version, sent and not yet brought to anybody. `content` is the transport's own.
 
-    `number` counts what a transport sent. `bytes` go to each receiver; `gather_s` is how long sending took.
+    `number` counts what a transport sent. `bytes` go to each receiver; `gather_s` is how long sending took. `twins` are
+    further names of weights, each with the name under which they were sent.
     """
 
     content: Any
     number: int = 0
     bytes: int = 0
     gather_s: float = 0.0
+    twins: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What receivers open in one try to bring a version to them. `meets`: `serve` has to run meanwhile."""
+    """What receivers open in one try to bring a version to them. `meets`: `serve` has to run meanwhile.
+
+    `twins` are as in `Sent`; whoever receives has to add them.
+    """
 
     content: Any
     number: int = 0
     meets: bool = False
+    twins: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

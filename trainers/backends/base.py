@@ -25,7 +25,7 @@ class Rows:
     scales: by sample, the factor of the loss normalisation for its tokens; None: 1.
     pad_to: the forward length in tokens, common to all ranks of the step; 0: the micro-batch's own.
     extras: further tensor columns of the partition (such as images), one tensor per sample.
-    generated: by sample, the places of generated tokens as text (records/generated.py), empty for all; None: all of all.
+    generated: by sample, the places of generated tokens as text (records/generated.py); empty or None: all.
     """
 
     tokens: Sequence[torch.Tensor]

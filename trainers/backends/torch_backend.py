@@ -12,6 +12,7 @@ from asyncrl.configs import RunConfig
 from asyncrl.engine.data_plane.codec import pad_rows
 from asyncrl.engine.model.causal_lm import token_logprobs
 from asyncrl.engine.weights.base import State
+from asyncrl.engine.weights.twins import with_twins, without_twins
 from asyncrl.trainers.backends.base import Rows, StepSums, TrainingState
 from asyncrl.trainers.backends.packing import Packing, has_varlen, has_windows, use_varlen
 from asyncrl.trainers.backends.replica_state import OPTIMIZER, fill_optimizer, replica_state
@@ -163,12 +164,13 @@ class TorchBackend:
         return norm
 
     def state(self) -> State:
-        """Return the weights in the dtype of computation; buffers keep their own."""
-        state = self._model.state_dict(keep_vars=True)
-        return {
+        """Return the weights in the dtype of computation; buffers keep their own, and tied weights stay one tensor."""
+        kept, twins = without_twins(self._model.state_dict(keep_vars=True))
+        cast = {
             name: value.detach().to(self._dtype) if isinstance(value, torch.nn.Parameter) else value
-            for name, value in state.items()
+            for name, value in kept.items()
         }
+        return with_twins(cast, twins)
 
     def training_state(self) -> TrainingState:
         return replica_state(self._model, self._optimizer, self._reference)

@@ -19,7 +19,7 @@ def trained_tokens(tokens: int, withheld: int, generated: str) -> torch.Tensor:
 
 
 def trained_mask(rows: Rows, shape: torch.Size) -> torch.Tensor:
-    """Return flags (B, L - 1) over log-probabilities: at t, whether the token at t + 1 is trained. A filler has none."""
+    """Return flags (B, L - 1): at t, whether the token at t + 1 is trained. A filler has none."""
     mask = torch.zeros(shape, dtype=torch.bool)
     if rows.filler:
         return mask

@@ -210,6 +210,19 @@ def test_mode_tokens_is_refused_with_a_generator_that_makes_no_spans(command: Co
     assert command("train", "--dry-run", "--set", "rollout.stale_mode=tokens").exit_code == 0
 
 
+@pytest.mark.parametrize(("name", "value", "off"), [("oversample", "2", "0"), ("stale_mode", "tokens", "drop")])
+def test_what_has_no_place_in_synchronous_training_is_refused(
+    command: Command, name: str, value: str, off: str
+) -> None:
+    given = ("train", "--dry-run", "--set", f"rollout.{name}={value}")
+    result = command(*given, "--max-staleness", "0")
+    assert result.exit_code == 2
+    assert f"rollout.{name} (from --set rollout.{name}={value}) is" in result.stderr
+    assert "rollout.max_staleness 0 (from --max-staleness)" in result.stderr
+    assert f"It must be {off} (--set rollout.{name}={off}), or max_staleness at least 1" in result.stderr
+    assert command(*given, "--max-staleness", "1").exit_code == 0
+
+
 @pytest.mark.parametrize(
     "given",
     ["rollout.top_p=0.9", "rollout.stop_strings=[x]", "collector.on_update=continue"],
@@ -283,3 +296,23 @@ def test_a_reward_that_reads_a_field_that_no_record_has_is_refused(command: Comm
     assert (
         "reward exact_match cannot score what it will be given: prompt 'train:1' has no field 'tests'" in found.output
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("generate", "run", "7>", "--samples", "0"), ("--samples", "it is 0; it must be an integer of at least 1")),
+        (("generate", "run", "7>", "--temperature", "hot"), ("--temperature", "it is hot; it must be a number of")),
+        (("generate", "run", "7>", "--seed", "1.5"), ("--seed", "it is 1.5; it must be an integer of at least 0")),
+        (("simulate", "--failed-share", "2"), ("--failed-share", "it is 2; it must be a number from 0 to 1")),
+        (("simulate", "--mixed-share", "nan"), ("--mixed-share", "it is nan; it must be a number from 0 to 1")),
+        (("trace", "slice", "run", "--out", "x", "--from", "-1"), ("--from", "it is -1; it must be an integer")),
+    ],
+)
+def test_a_number_that_an_option_cannot_take_is_named_with_its_range(
+    command: Command, arguments: tuple[str, ...], named: tuple[str, ...]
+) -> None:
+    result = command(*arguments)
+    assert result.exit_code == 2
+    said = " ".join(result.stderr.replace("│", " ").split())
+    assert all(words in said for words in named), said

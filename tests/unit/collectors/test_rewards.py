@@ -253,6 +253,14 @@ def test_a_record_without_the_field_is_an_error_and_not_a_zero() -> None:
         built_in("exact_match", "4", field="solution")
 
 
+def test_a_column_called_answer_is_not_the_answer_where_the_data_says_otherwise() -> None:
+    """`data.answer_column` is null, or names a column that is empty here."""
+    (reward,) = load_rewards([{"name": "exact_match"}])
+    with pytest.raises(ConfigError, match=r"prompt 0 has no answer; name its field in data\.answer_column"):
+        reward.check_prompt(Prompt(0, "2+2=", "", fields={"answer": "5"}))
+    reward.check_prompt(Prompt(0, "say nothing", "", fields={"answer": ""}))
+
+
 @pytest.mark.parametrize(("response", "reward"), [(r"so \boxed{\frac{1}{2}}", 1), ("The answer is 0.5", 1), ("2", 0)])
 def test_math_verify_compares_values(response: str, reward: float) -> None:
     assert built_in("math_verify", response, Prompt(0, "half?", "$1/2$")) == reward

@@ -128,6 +128,15 @@ def test_an_update_ends_no_group_in_flight(on_update: OnUpdate) -> None:
     at_desk(work, scripted(), on_update=on_update)
 
 
+def test_an_engine_gets_a_weight_that_was_sent_once_under_all_its_names() -> None:
+    async def work(desk: Desk) -> None:
+        with pytest.raises(VersionError, match="names or shapes differ"):
+            await desk.collector.update_weights(1, Offer(STATE))
+        await desk.collector.update_weights(1, Offer(STATE, twins={"head": "w"}))
+
+    at_desk(work, ScriptedEngine({**STATE, "head": torch.zeros(2)}))
+
+
 @pytest.mark.parametrize("on_update", EVERY_WAY)
 def test_an_update_ends_while_the_store_is_full_and_64_requests_are_out(on_update: OnUpdate) -> None:
     """CASE-B15: nothing that the update waits for waits for the store, or for a request to end."""

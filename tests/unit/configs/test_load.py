@@ -146,7 +146,6 @@ def test_a_preset_or_file_that_is_not_there_is_refused(name: str, hint: str) -> 
         (["data_plane.capacity_rows=47"], ["capacity_rows is 47", "= 48"]),
         (["collector.decode_samples=15"], ["decode_samples is 15", "group_size 16"]),
         (["rollout.oversample=241"], ["decode_samples is 256", "group_size 16", "oversample 241"]),
-        (["rollout.oversample=2", "rollout.max_staleness=0"], ["oversample is 2", "max_staleness 0"]),
         (["filters=[{max_age: 1}]"], ["each entry needs a name", "max_age"]),
         (["filters=[{name: 3}]"], ["each entry needs a name"]),
     ],
@@ -154,6 +153,30 @@ def test_a_preset_or_file_that_is_not_there_is_refused(name: str, hint: str) -> 
 def test_fields_that_contradict_each_other_are_named_with_both_values(texts: list[str], named: list[str]) -> None:
     message = refusal(*texts)
     assert all(words in message for words in named)
+
+
+def test_an_entry_of_a_list_may_be_its_name_alone() -> None:
+    texts = ("filters=[zero_std, dynamic_sampling]", "reward.functions=[exact_match]", "data.sets=[a.jsonl]")
+    loaded = load("default", [parse_set(text) for text in texts], ["length"], rewards=["regex"]).config
+    assert [entry["name"] for entry in loaded.filters] == ["zero_std", "length", "dynamic_sampling"]
+    assert loaded.reward.functions == [{"name": "exact_match"}, {"name": "regex"}]
+    assert [entry.path for entry in loaded.data.sets] == ["a.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("filters=[3]", "(filters.0) is 3; it must be a name alone, or a map, as in {name: zero_std}"),
+        ("reward.functions=[[x]]", "as in {name: exact_match, weight: 2}"),
+        ("data.sets=[2]", "it must be a path alone, or a map, as in {path: a.jsonl, weight: 2}"),
+        ("data.few_shot=[{prompt: a, answer: 2}]", "entry 0 is {'prompt': 'a', 'answer': 2}; it must be a map of"),
+        ("data.few_shot=3", "it must be a list of maps with `prompt` and `answer`, or a JSONL file"),
+    ],
+)
+def test_an_entry_of_a_wrong_type_is_refused_with_what_to_write(text: str, hint: str) -> None:
+    message = refusal(text)
+    assert hint in message
+    assert "\n" not in message
 
 
 def test_what_just_fits_is_taken() -> None:

@@ -114,5 +114,8 @@ def test_a_data_set_is_found_by_name_in_the_cache_and_never_fetched(
     for name in ("owner/name", "owner/name:one"):
         records = open_records(name)
         assert (len(records), records.read(0)) == (1, {"prompt": "a"})
-    with pytest.raises(ConfigError, match=r"'no-such/set' is neither .* from its cache .*data\.fetch true"):
+    with pytest.raises(ConfigError, match=r"'no-such/set' does not exist: .* from its cache.*data\.fetch true"):
         open_records("no-such/set")
+    # What looks like a file is more often a file that is not there than a data set.
+    with pytest.raises(ConfigError, match=r"^'train\.txt' does not exist: there is no such file or folder here"):
+        open_records("train.txt")

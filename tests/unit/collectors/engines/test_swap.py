@@ -74,6 +74,17 @@ def test_weights_are_written_in_the_engines_dtype_and_a_tied_head_only_once(file
     assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
 
 
+def test_a_head_that_the_checkpoint_has_beside_the_embedding_is_written_too(tmp_path: Path) -> None:
+    """They arrive as one tensor, which safetensors would refuse."""
+    names = ("embed.weight", "lm_head.weight", "norm.weight")
+    save_file({name: torch.zeros(2, 2) for name in names}, tmp_path / "model.safetensors")
+    files, tied = StateFiles(str(tmp_path), torch.float32, tmp_path), torch.rand(2, 2)
+    written = load_file(files.write(1, dict.fromkeys(names, tied)))
+    files.close()
+    assert written.keys() == set(names)
+    assert all(torch.equal(value, tied) for value in written.values())
+
+
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [

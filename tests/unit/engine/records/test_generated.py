@@ -22,5 +22,5 @@ def test_generated_tokens_are_counted_from_any_place() -> None:
 
 @pytest.mark.parametrize("text", ["0:8", "3:2", "4:5,1:2", "0:4,3:5", "x", "1"])
 def test_places_that_fit_no_response_of_seven_tokens_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="generated|invalid literal"):
+    with pytest.raises(ValueError, match=r"generated|invalid literal"):
         read_generated(text, 7)

@@ -103,6 +103,18 @@ def test_times_count_from_the_call_not_from_the_start_of_the_process(small: Smal
     assert started["process_wall"] > psutil.Process().create_time()
 
 
+def test_what_biases_a_run_is_said_before_it_starts_and_logged(small: Small) -> None:
+    said: list[str] = []
+
+    class Listens(Host):
+        def tell(self, line: str) -> None:
+            said.append(line)
+
+    summary = small({"rollout.oversample": 2, "run.batches": 1}, host=Listens())
+    assert any(line.startswith("warning: rollout.oversample is 2: of 6 answers the 4 that end first") for line in said)
+    assert "rollout.oversample is 2" in (summary.directory / "log.jsonl").read_text(encoding="utf-8")
+
+
 def test_nothing_is_printed(small: Small, capfd: pytest.CaptureFixture[str]) -> None:
     small()
     assert capfd.readouterr() == ("", "")

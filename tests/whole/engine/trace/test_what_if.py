@@ -36,6 +36,11 @@ def test_the_recorded_configuration_gives_what_was(record: Record, settings: dic
     assert {e.group: e.fates for e in answer.events if isinstance(e, Settled)} == was
 
 
+def test_a_run_with_oversampling_can_be_asked_about_a_bound_of_0(record: Record) -> None:
+    recording = record(rollout__oversample=2)
+    assert "groups dropped: stale" in changes(asked(recording, rollout__max_staleness=0))
+
+
 def test_every_figure_of_a_stricter_bound_by_hand() -> None:
     """Ages 0, 1 and 2, and a flat group of age 2: under a bound of 1, the last two are stale, before any filter."""
     played = play(
