@@ -5,6 +5,8 @@ GRAD_NORM = "train/grad_norm"
 RATIO_MEAN = "train/ratio_mean"
 CLIPPED_FRACTION = "train/clipped_fraction"
 KL_MEAN = "train/behaviour_kl_mean"
+# Of the policy's distribution at the sampling temperature, in nats, over the trained tokens' positions.
+ENTROPY_MEAN = "train/entropy_mean"
 TOKENS = "train/tokens"
 MICRO_BATCHES = "train/micro_batches"
 # Cost of the costliest rank over the mean, as planned and as timed; 1 is even.

@@ -119,6 +119,7 @@ class TrainerRank:
             used_weight_sum=sums.used_weight,
             truncated=sums.truncated,
             reference_kl_sum=sums.reference_kl,
+            entropy_sum=sums.entropy,
             peak_flops=self._settings.peak_flops,
         )
 

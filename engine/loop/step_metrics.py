@@ -93,6 +93,7 @@ def loss_metrics(results: Sequence[RankResult]) -> dict[str, float]:
         metrics.RATIO_MEAN: sum(result.ratio_sum for result in results) / tokens,
         metrics.CLIPPED_FRACTION: sum(result.clipped for result in results) / tokens,
         metrics.KL_MEAN: sum(result.kl_sum for result in results) / tokens,
+        metrics.ENTROPY_MEAN: sum(result.entropy_sum for result in results) / tokens,
         metrics.WEIGHT_MEAN: sum(result.weight_sum for result in results) / tokens,
         metrics.USED_WEIGHT_MEAN: sum(result.used_weight_sum for result in results) / tokens,
         metrics.TRUNCATED_FRACTION: sum(result.truncated for result in results) / tokens,

@@ -171,7 +171,8 @@ class RankResult:
 
     `grad_norm` is the mean over updates. `weight_sum` is of importance weights as they are, `used_weight_sum`
     as truncated, `truncated` how many were. `seconds` is what its micro-batches took, without waiting
-    for rows (`waited_s`) or for other ranks. `peak_flops` is of its device in FLOPs per second, 0 if not known.
+    for rows (`waited_s`) or for other ranks. `entropy_sum` is of the policy, in nats.
+    `peak_flops` is of its device in FLOPs per second, 0 if not known.
     """
 
     loss: float
@@ -187,3 +188,4 @@ class RankResult:
     truncated: int = 0
     reference_kl_sum: float = 0.0
     peak_flops: float = 0.0
+    entropy_sum: float = 0.0

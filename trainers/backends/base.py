@@ -44,7 +44,7 @@ class Rows:
 
 @dataclass(slots=True)
 class StepSums:
-    """Sums over trained tokens so far; `loss` is divided by the tokens of its update."""
+    """Sums over trained tokens so far; `loss` is divided by the tokens of its update, `entropy` is in nats."""
 
     loss: float = 0.0
     ratio: float = 0.0
@@ -55,6 +55,7 @@ class StepSums:
     used_weight: float = 0.0
     truncated: int = 0
     reference_kl: float = 0.0
+    entropy: float = 0.0
 
     def add(self, other: "StepSums") -> None:
         for one in fields(self):

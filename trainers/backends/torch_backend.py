@@ -9,16 +9,20 @@ from typing import Any
 import torch
 
 from asyncrl.configs import RunConfig
-from asyncrl.engine.data_plane.codec import pad_rows
-from asyncrl.engine.model.causal_lm import token_logprobs
 from asyncrl.engine.weights.base import State
 from asyncrl.engine.weights.twins import with_twins, without_twins
 from asyncrl.trainers.backends.base import Rows, StepSums, TrainingState
-from asyncrl.trainers.backends.packing import Packing, has_varlen, has_windows, use_varlen
+from asyncrl.trainers.backends.chosen import Scores
+from asyncrl.trainers.backends.layout import Layout
+from asyncrl.trainers.backends.next_tokens import NextTokens, is_lean
+from asyncrl.trainers.backends.packing import has_varlen, has_windows, use_varlen
 from asyncrl.trainers.backends.replica_state import OPTIMIZER, fill_optimizer, replica_state
-from asyncrl.trainers.backends.trained import trained_mask
-from asyncrl.trainers.loss.objective import Clip, Proximal, Reference, policy_loss_sums
+from asyncrl.trainers.backends.responses import token_values
+from asyncrl.trainers.backends.trained import trained_flags
+from asyncrl.trainers.loss.objective import Clip, Proximal, Reference, TokenSums, policy_loss_sums
 from asyncrl.trainers.rank_state.saved import SavedState
+
+_SUMS = ("ratio", "clipped", "kl", "tokens", "weight", "used_weight", "truncated", "reference_kl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class TorchSettings:
 
     With a `reference_kl` over 0 a frozen copy of the model is kept, and the loss adds that times the divergence from
     it. Importance weights of a proximal policy are truncated at `importance_cap`. Each sample takes a multiple of
-    `align` positions of its row.
+    `align` positions of its row. Logits of `chunk` positions exist at a time; None: as many as suit the device.
     """
 
     temperature: float
@@ -39,6 +43,7 @@ class TorchSettings:
     importance_cap: float = 2.0
     reference_kl: float = 0.0
     align: int = 1
+    chunk: int | None = None
 
     @classmethod
     def of(cls, config: RunConfig) -> "TorchSettings":
@@ -75,6 +80,9 @@ class TorchBackend:
         self._device = self._parameters[0].device
         self._dtype = compute_dtype or self._parameters[0].dtype
         self._windows = settings.packed and has_windows(model)
+        # Tried before attention changes to one that every pass must bring the bounds of samples.
+        self._lean = is_lean(model)
+        self._next_tokens = self._scorer(model)
         if settings.packed and has_varlen(self._device, self._dtype):
             use_varlen(model)
         self.reset_optimizer()
@@ -85,6 +93,7 @@ class TorchBackend:
             return
         if self._reference is None:
             self._reference = copy.deepcopy(self._model).requires_grad_(requires_grad=False)
+            self._frozen = self._scorer(self._reference)
         self._reference.load_state_dict(self._model.state_dict())
 
     def reset_optimizer(self) -> None:
@@ -93,52 +102,42 @@ class TorchBackend:
         )
 
     def accumulate(self, rows: Rows, total_tokens: int) -> StepSums:
-        logprobs = self._logprobs(rows.tokens, pad_to=rows.pad_to, extras=rows.extras)
-        mask = trained_mask(rows, logprobs.shape)
-
-        def placed(values: Sequence[torch.Tensor] | Sequence[float]) -> torch.Tensor:
-            return self._moved(_placed(rows, values, logprobs))
-
+        settings = self._settings
+        layout = self._layout(rows.tokens, rows.pad_to)
+        counts = layout.responses(rows.prompt_tokens)
+        chosen = trained_flags(rows)
+        scores = self._scores(layout, layout.predictors(rows.prompt_tokens)[chosen], extras=rows.extras)
+        named = token_values(rows, counts, scores.logprobs.dtype, reference=settings.reference_kl > 0)
+        moved = self._moved(torch.stack([values[chosen] for values in named.values()]))
+        values = dict(zip(named, moved, strict=True))
         proximal, reference = None, None
-        if rows.proximal_logprobs is not None:
-            proximal = Proximal(placed(rows.proximal_logprobs), self._settings.importance_cap)
-        if self._settings.reference_kl and rows.reference_logprobs is not None:
-            scales = placed(rows.scales or [1.0] * len(rows.tokens))
-            reference = Reference(placed(rows.reference_logprobs), scales, self._settings.reference_kl)
+        if "proximal" in values:
+            proximal = Proximal(values["proximal"], settings.importance_cap)
+        if "reference" in values:
+            reference = Reference(values["reference"], values["scales"], settings.reference_kl)
         sums = policy_loss_sums(
-            logprobs,
-            placed(rows.logprobs),
-            placed(rows.advantages),
-            self._moved(mask),
-            self._settings.clip,
+            scores.logprobs,
+            values["behaviour"],
+            values["advantages"],
+            torch.ones_like(scores.logprobs, dtype=torch.bool),
+            settings.clip,
             proximal=proximal,
             reference=reference,
         )
         loss = sums.loss / max(total_tokens, 1)
         loss.backward()  # type: ignore[no-untyped-call]
-        return StepSums(
-            loss=float(loss.detach()),
-            ratio=float(sums.ratio),
-            clipped=int(sums.clipped),
-            kl=float(sums.kl),
-            tokens=int(sums.tokens),
-            weight=float(sums.weight),
-            used_weight=float(sums.used_weight),
-            truncated=int(sums.truncated),
-            reference_kl=float(sums.reference_kl),
-        )
+        return _step_sums(loss.detach(), sums, scores.entropies.sum())
 
     @torch.no_grad()
     def logprobs(self, rows: Rows, *, reference: bool = False) -> list[torch.Tensor]:
-        logprobs = self._logprobs(rows.tokens, pad_to=rows.pad_to, extras=rows.extras, reference=reference).cpu()
-        return [logprobs[i, at] for i, at in enumerate(_responses(rows))]
+        layout = self._layout(rows.tokens, rows.pad_to)
+        predictors = layout.predictors(rows.prompt_tokens)
+        scores = self._scores(layout, predictors, extras=rows.extras, reference=reference)
+        return list(torch.split(scores.logprobs.cpu(), layout.responses(rows.prompt_tokens)))
 
     def accumulate_supervised(self, tokens: Sequence[torch.Tensor], prompt_tokens: Sequence[int], total: int) -> float:
-        logprobs = self._logprobs(tokens)
-        mask = torch.zeros(logprobs.shape, dtype=torch.bool)
-        for i, (row, prompt) in enumerate(zip(tokens, prompt_tokens, strict=True)):
-            mask[i, prompt - 1 : row.shape[0] - 1] = True
-        loss = -torch.where(self._moved(mask), logprobs, 0.0).sum() / max(total, 1)
+        layout = self._layout(tokens)
+        loss = -self._scores(layout, layout.predictors(prompt_tokens)).logprobs.sum() / max(total, 1)
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
 
@@ -184,50 +183,39 @@ class TorchBackend:
         for name, tensor in state.tensors.items():
             saved.read_into(name, tensor)
 
-    def _logprobs(
+    def _scorer(self, model: Any) -> NextTokens:
+        settings = self._settings
+        return NextTokens(model, temperature=settings.temperature, lean=self._lean, chunk=settings.chunk)
+
+    def _layout(self, tokens: Sequence[torch.Tensor], pad_to: int = 0) -> Layout:
+        place = Layout.packed if self._settings.packed else Layout.padded
+        return place(tokens, pad_id=self._pad_id, align=self._settings.align, pad_to=pad_to)
+
+    def _scores(
         self,
-        tokens: Sequence[torch.Tensor],
+        layout: Layout,
+        predictors: torch.Tensor,
         *,
-        pad_to: int = 0,
         extras: Mapping[str, Sequence[torch.Tensor]] | None = None,
         reference: bool = False,
-    ) -> torch.Tensor:
-        """Return log-probabilities (B, L - 1): at t, of the token at t + 1 given those up to t.
+    ) -> Scores:
+        """Return the scores of the tokens after these positions.
 
-        L is the longest sample's length in multiples of `align`, or `pad_to`. Extras go to the model under
-        their names, each concatenated over samples along the first dimension, as multimodal models take them.
+        Extras go to the model under their names, each concatenated over samples along the first dimension, as
+        multimodal models take them.
         """
-        model = self._reference if reference else self._model
         more = {name: self._moved(torch.cat(list(values))) for name, values in (extras or {}).items()}
-        if self._settings.packed:
-            return pad_rows(self._packed_logprobs(model, tokens, pad_to, more))
-        length = pad_to or self._aligned(max(row.shape[0] for row in tokens))
-        ids = self._moved(pad_rows([row.long() for row in tokens], self._pad_id, length))
-        lengths = torch.tensor([row.shape[0] for row in tokens], device=self._device)
-        attention = (torch.arange(ids.shape[1], device=self._device) < lengths.unsqueeze(1)).long()
+        arguments: dict[str, Any] = {}
+        if layout.packing is not None:
+            arguments = layout.packing.arguments(self._device, self._dtype, windows=self._windows)
+        elif more or not self._lean:
+            arguments = {"attention_mask": self._moved(layout.attention())}
+        # Else there is no mask: no token of causal attention sees the padding to its right, and the kernels without
+        # masks are faster.
+        index, tokens = self._moved(torch.stack([predictors, layout.ids.flatten()[predictors + 1]]))
+        scorer = self._frozen if reference else self._next_tokens
         with self._precision():
-            logits = model(input_ids=ids, attention_mask=attention, use_cache=False, **more).logits
-        return token_logprobs(logits[:, :-1], ids[:, 1:], self._settings.temperature)
-
-    def _packed_logprobs(
-        self, model: Any, tokens: Sequence[torch.Tensor], pad_to: int, more: Mapping[str, torch.Tensor]
-    ) -> list[torch.Tensor]:
-        """Run all samples as one row of T tokens; return log-probabilities of each, (L_i - 1).
-
-        L_i is a multiple of `align`. Positions start anew in each sample, and a token attends only to earlier tokens of
-        its own sample. No token is predicted from another sample. The padding of the row is a sample of its own.
-        """
-        rows = [self._filled(row.long(), self._aligned(row.shape[0])) for row in tokens]
-        padding = pad_to - sum(row.shape[0] for row in rows)
-        if padding > 0:
-            rows.append(torch.full((padding,), self._pad_id))
-        packing = Packing([row.shape[0] for row in rows])
-        ids = self._moved(torch.cat(rows))
-        arguments = packing.arguments(self._device, self._dtype, windows=self._windows)
-        with self._precision():
-            logits = model(input_ids=ids.unsqueeze(0), use_cache=False, **arguments, **more).logits[0]
-        parts = zip(packing.split(logits), packing.split(ids), strict=True)
-        return [token_logprobs(out[:-1], row[1:], self._settings.temperature) for out, row in parts][: len(tokens)]
+            return scorer.scores(self._moved(layout.ids), index, tokens, {**arguments, **more})
 
     def _precision(self) -> AbstractContextManager[Any]:
         """Return the context of a forward pass."""
@@ -241,24 +229,10 @@ class TorchBackend:
             return values.pin_memory().to(self._device, non_blocking=True)
         return values.to(self._device)
 
-    def _aligned(self, tokens: int) -> int:
-        return -(-tokens // self._settings.align) * self._settings.align
 
-    def _filled(self, row: torch.Tensor, length: int) -> torch.Tensor:
-        return torch.nn.functional.pad(row, (0, length - row.shape[0]), value=self._pad_id)
-
-
-def _responses(rows: Rows) -> list[slice]:
-    """Return where each sample's outputs predict its response: the output at prompt - 1 predicts the first token."""
-    return [slice(prompt - 1, ids.shape[0] - 1) for ids, prompt in zip(rows.tokens, rows.prompt_tokens, strict=True)]
-
-
-def _placed(rows: Rows, values: Sequence[torch.Tensor] | Sequence[float], like: torch.Tensor) -> torch.Tensor:
-    """Place each sample's values (one per response token, or one for all) where it is predicted; 0 elsewhere.
-
-    This is done on the CPU, where the values are: one copy to a GPU per sample would take longer.
-    """
-    out = torch.zeros(like.shape, dtype=like.dtype)
-    for i, (at, value) in enumerate(zip(_responses(rows), values, strict=True)):
-        out[i, at] = torch.as_tensor(value, dtype=out.dtype)
-    return out
+def _step_sums(loss: torch.Tensor, sums: TokenSums, entropy: torch.Tensor) -> StepSums:
+    """Bring all sums from the device at once: each copy waits for the device."""
+    counts = {"clipped", "tokens", "truncated"}
+    of_device = {"loss": loss, "entropy": entropy, **{name: getattr(sums, name) for name in _SUMS}}
+    found = torch.stack([value.detach().double() for value in of_device.values()]).tolist()
+    return StepSums(**{name: int(x) if name in counts else x for name, x in zip(of_device, found, strict=True)})

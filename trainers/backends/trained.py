@@ -18,13 +18,10 @@ def trained_tokens(tokens: int, withheld: int, generated: str) -> torch.Tensor:
     return flags
 
 
-def trained_mask(rows: Rows, shape: torch.Size) -> torch.Tensor:
-    """Return flags (B, L - 1): at t, whether the token at t + 1 is trained. A filler has none."""
-    mask = torch.zeros(shape, dtype=torch.bool)
-    if rows.filler:
-        return mask
+def trained_flags(rows: Rows) -> torch.Tensor:
+    """Return flags of the tokens of all responses, one after another. A filler has no trained token."""
     generated = rows.generated or [""] * len(rows.tokens)
-    for i, (ids, prompt) in enumerate(zip(rows.tokens, rows.prompt_tokens, strict=True)):
-        tokens = ids.shape[0] - prompt
-        mask[i, prompt - 1 : prompt - 1 + tokens] = trained_tokens(tokens, rows.withheld[i], generated[i])
-    return mask
+    counts = [ids.shape[0] - prompt for ids, prompt in zip(rows.tokens, rows.prompt_tokens, strict=True)]
+    if rows.filler:
+        return torch.zeros(sum(counts), dtype=torch.bool)
+    return torch.cat(list(map(trained_tokens, counts, rows.withheld, generated)))

@@ -108,6 +108,21 @@ def test_nothing_depends_on_ranks_or_micro_batches(
         assert all(torch.equal(weights[name], outcome.weights[0][name]) for name in weights)
 
 
+@pytest.mark.parametrize(("ranks", "budget"), [(1, 1000), (2, 12), (3, 17)])
+def test_the_entropy_is_of_trained_tokens_however_they_are_cut(
+    causal_mean: Any, varied: Any, train_step: Any, ranks: int, budget: int
+) -> None:
+    """Against -sum p log p of each token's own distribution; withheld tokens and fillers add nothing."""
+    samples = [dataclasses.replace(sample, withheld=i % 3 * (len(sample.ids) > 5)) for i, sample in enumerate(varied)]
+    entropy = 0.0
+    for sample in samples:
+        logits = causal_mean(torch.tensor([sample.ids]), attention_mask=torch.ones(1), use_cache=False).logits[0]
+        table = torch.softmax(logits[sample.prompt - 1 + sample.withheld : -1], -1)
+        entropy -= float((table * table.log()).sum().detach())
+    outcome = train_step(causal_mean, samples, ranks=ranks, budget=budget)
+    assert sum(result.entropy_sum for result in outcome.results) == pytest.approx(entropy, abs=1e-12)
+
+
 @pytest.fixture
 def whole(causal_mean: Any, varied: Any, train_step: Any) -> Any:
     return train_step(causal_mean, varied)

@@ -1,0 +1,89 @@
+"""Where the samples of a micro-batch stand in a forward pass, and which of its positions predict what is trained.
+
+Positions of all rows are counted in one, row by row: of a pass (B, L) the token t of row b is at b L + t. One index
+so does for padded and packed samples, and what goes to a GPU goes in one piece.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from asyncrl.engine.errors import AsyncRLError
+from asyncrl.trainers.backends.packing import Packing
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Ids of a forward pass (B, L), where each sample starts, and how many tokens it has, all on the CPU.
+
+    Packed samples are in one row, which `packing` divides.
+    """
+
+    ids: torch.Tensor
+    starts: torch.Tensor
+    lengths: torch.Tensor
+    packing: Packing | None = None
+
+    @classmethod
+    def padded(cls, tokens: Sequence[torch.Tensor], *, pad_id: int, align: int = 1, pad_to: int = 0) -> "Layout":
+        """Give each sample a row of the longest one's length in multiples of `align`, or of `pad_to`."""
+        lengths = _lengths(tokens)
+        longest = int(lengths.max())
+        length = pad_to or _aligned(longest, align)
+        if longest > length:
+            raise AsyncRLError(f"a sample has {longest} tokens, over the common length of {length}")
+        starts = torch.arange(len(tokens)) * length
+        ids = _filled(tokens, starts, lengths, len(tokens) * length, pad_id)
+        return cls(ids.reshape(len(tokens), length), starts, lengths)
+
+    @classmethod
+    def packed(cls, tokens: Sequence[torch.Tensor], *, pad_id: int, align: int = 1, pad_to: int = 0) -> "Layout":
+        """Put all samples into one row, each in a multiple of `align` positions. The rest of `pad_to` is one more."""
+        lengths = _lengths(tokens)
+        taken = -(-lengths // align) * align
+        total = int(taken.sum())
+        starts = taken.cumsum(0) - taken
+        ids = _filled(tokens, starts, lengths, max(total, pad_to), pad_id)
+        rest = [pad_to - total] if pad_to > total else []
+        return cls(ids.unsqueeze(0), starts, lengths, Packing([*taken.tolist(), *rest]))
+
+    def attention(self) -> torch.Tensor:
+        """Return which positions of padded rows hold tokens: (B, L), 1 or 0."""
+        return (torch.arange(self.ids.shape[1]) < self.lengths.unsqueeze(1)).long()
+
+    def predictors(self, prompt_tokens: Sequence[int]) -> torch.Tensor:
+        """Return the positions whose outputs predict the responses, sample by sample: (tokens of all responses).
+
+        The output at a prompt's last token predicts the first token of the response. Two padded samples of
+        3 + 2 and 1 + 1 tokens, in rows of 5: [2, 3, 5].
+        """
+        prompts = torch.tensor(prompt_tokens)
+        return runs(self.starts + prompts - 1, self.lengths - prompts)
+
+    def responses(self, prompt_tokens: Sequence[int]) -> list[int]:
+        """Return how many tokens each response has."""
+        return (self.lengths - torch.tensor(prompt_tokens)).tolist()
+
+
+def runs(starts: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Return `counts` integers from each of `starts` on: [2, 10] and [3, 1] give [2, 3, 4, 10]."""
+    before = counts.cumsum(0) - counts
+    return torch.arange(int(counts.sum())) + torch.repeat_interleave(starts - before, counts)
+
+
+def _lengths(tokens: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.tensor([row.shape[0] for row in tokens])
+
+
+def _aligned(tokens: int, align: int) -> int:
+    return -(-tokens // align) * align
+
+
+def _filled(
+    tokens: Sequence[torch.Tensor], starts: torch.Tensor, lengths: torch.Tensor, total: int, pad_id: int
+) -> torch.Tensor:
+    """Return ids (total): the samples where they start, and padding elsewhere."""
+    ids = torch.full((total,), pad_id)
+    ids[runs(starts, lengths)] = torch.cat(list(tokens)).long()
+    return ids
