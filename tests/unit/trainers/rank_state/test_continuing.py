@@ -29,6 +29,7 @@ from asyncrl.engine.testing.simulation import simulated_config
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.trainers.backends.torch_backend import TorchBackend
 from asyncrl.trainers.rank import RankSettings, TrainerRank
+from asyncrl.trainers.rank_state.saved import SavedState
 from asyncrl.trainers.reducer import Meeting
 
 SAMPLES = [(tuple(2 + (i * j) % 9 for j in range(1, 5 + i % 3)), (-1.0) ** i * (0.3 + 0.2 * i)) for i in range(8)]
@@ -222,6 +223,18 @@ def test_a_rank_that_failed_to_load_has_no_version(make_backend: Any, tmp_path: 
             await rank.hold_state()
 
     run_virtual(main)
+
+
+def test_a_state_of_other_options_is_refused(make_backend: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        (rank,) = Replicas(make_backend).ranks
+        await rank.hold_state()
+        await rank.save_state(str(tmp_path))
+
+    run_virtual(main)
+    without_reference = make_backend(Awkward(0.0), reference_kl=0.0)
+    with pytest.raises(CheckpointBroken, match="has unknown tensors: reference/calls, reference/embed.weight"):
+        without_reference.load_training_state(SavedState(tmp_path))
 
 
 def test_a_hold_waits_for_the_save_under_way_and_an_update_for_the_hold(make_backend: Any, tmp_path: Path) -> None:
