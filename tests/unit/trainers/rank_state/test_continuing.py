@@ -112,7 +112,7 @@ class Replicas:
         await stages.train(stages.plan(selection), selection, step=step)
 
     def state(self, rank: int = 0) -> dict[str, torch.Tensor]:
-        return {name: value.detach().clone() for name, value in self.backends[rank].training_state().tensors.items()}
+        return {name: value.detach().clone() for name, value in self.backends[rank].training_state().saved.items()}
 
 
 @contextmanager
@@ -200,13 +200,13 @@ def test_a_state_is_loaded_at_another_number_of_ranks(
         for rank in second.ranks:
             await rank.load_state(str(tmp_path))
         without = {name for name in first.state() if name.endswith("/calls")}  # Forward passes of a rank.
-        for rank in range(loaded):
-            assert_equal(second.state(rank), first.state())
+        for i in range(loaded):
+            assert_equal(second.state(i), first.state())
         await first.steps(2)
         await second.steps(2)
         expected = first.state()
-        for rank in range(loaded):
-            for name, value in second.state(rank).items():
+        for i in range(loaded):
+            for name, value in second.state(i).items():
                 if name not in without:
                     torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-7, msg=name)
 
@@ -233,7 +233,7 @@ def test_a_state_of_other_options_is_refused(make_backend: Any, tmp_path: Path) 
 
     run_virtual(main)
     without_reference = make_backend(Awkward(0.0), reference_kl=0.0)
-    with pytest.raises(CheckpointBroken, match="has unknown tensors: reference/calls, reference/embed.weight"):
+    with pytest.raises(CheckpointBroken, match="has unknown tensors: reference/calls, reference/embed"):
         without_reference.load_training_state(SavedState(tmp_path))
 
 
