@@ -64,20 +64,37 @@ class StepSums:
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """Live tensors by name: `tensors` change by training, or are read by it; `frozen` are as the model was loaded.
+    """Live tensors by name: training changes `tensors`; `constant` ones it reads; `frozen` ones are the loaded model's.
 
-    For example `weights/lm_head.weight`, `optimizer/exp_avg/lm_head.weight`, `reference/lm_head.weight`.
+    For example `weights/lm_head.weight` and `optimizer/exp_avg/lm_head.weight` change. `reference/lm_head.weight` is
+    constant after the warm-up: it is saved from where it is, without a copy. Frozen ones are not saved.
     """
 
     tensors: Mapping[str, torch.Tensor]
+    constant: Mapping[str, torch.Tensor]
     frozen: Mapping[str, torch.Tensor]
+
+    @property
+    def saved(self) -> Mapping[str, torch.Tensor]:
+        """What a saved state consists of."""
+        return {**self.tensors, **self.constant}
 
     @property
     def device(self) -> torch.device:
         return next(iter(self.tensors.values())).device
 
 
-class Backend(Protocol):
+class Stateful(Protocol):
+    """What can be saved, and continued."""
+
+    def training_state(self) -> TrainingState:
+        """Return what the next update depends on: weights in their own type, the optimizer's, the reference."""
+
+    def load_training_state(self, saved: "SavedState") -> None:
+        """Continue from a saved state; CheckpointBroken if it is of another model or of other options."""
+
+
+class Backend(Stateful, Protocol):
     """A replica of the model with its optimizer."""
 
     def accumulate(self, rows: Rows, total_tokens: int) -> StepSums:
@@ -106,9 +123,3 @@ class Backend(Protocol):
 
     def state(self) -> State:
         """Return the weights to publish."""
-
-    def training_state(self) -> TrainingState:
-        """Return what the next update depends on: weights in their own type, the optimizer's, the reference."""
-
-    def load_training_state(self, saved: "SavedState") -> None:
-        """Continue from a saved state; CheckpointBroken if it is of another model or of other options."""

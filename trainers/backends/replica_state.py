@@ -21,10 +21,15 @@ def replica_state(model: Any, optimizer: torch.optim.Optimizer, reference: Any |
     for name, parameter in parameters.items():
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{OPTIMIZER}{key}/{name}"] = value
+    constant = {}
     if reference is not None:
-        # What is frozen in the policy is the same in the reference.
-        tensors |= {f"reference/{name}": value for name, value in _own(reference).items() if name not in frozen}
-    return TrainingState(tensors, frozen)
+        for name, value in _own(reference).items():
+            if isinstance(value, torch.nn.Parameter):
+                if name not in frozen:  # What is frozen in the policy is the same in the reference.
+                    constant[f"reference/{name}"] = value
+            else:
+                tensors[f"reference/{name}"] = value
+    return TrainingState(tensors, constant, frozen)
 
 
 def fill_optimizer(optimizer: torch.optim.Optimizer) -> None:

@@ -179,8 +179,8 @@ class TorchBackend:
         if any(name.startswith(OPTIMIZER) for name in saved.names):
             fill_optimizer(self._optimizer)
         state = self.training_state()
-        saved.check(state.tensors, state.frozen)
-        for name, tensor in state.tensors.items():
+        saved.check(state.saved, state.frozen)
+        for name, tensor in state.saved.items():
             saved.read_into(name, tensor)
 
     def _scorer(self, model: Any) -> NextTokens:

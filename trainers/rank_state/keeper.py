@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from asyncrl.engine.errors import AsyncRLError, NotWritten
-from asyncrl.trainers.backends.base import Backend
+from asyncrl.trainers.backends.base import Stateful
 from asyncrl.trainers.rank_state.host_copy import HostCopy
 from asyncrl.trainers.rank_state.index import FORMAT, Index, RandomStates, index_name
 from asyncrl.trainers.rank_state.random_states import random_states, restore_random
@@ -38,13 +38,14 @@ class StateKeeper:
         self._held: _Held | None = None
         self._frozen_sums: dict[str, int] | None = None
 
-    def hold(self, backend: Backend, version: int) -> None:
+    def hold(self, backend: Stateful, version: int) -> None:
         """Copy the state to host memory, in place of the one that was held."""
         self._held = None  # Its buffers are written over: a copy that fails must not be taken for the version before.
         state = backend.training_state()
         random = random_states(state.device)
         if self._rank == 0:
-            self._held = _Held(version, self._copy.take(state.tensors), state.frozen, random)
+            tensors = {**self._copy.take(state.tensors), **state.constant}
+            self._held = _Held(version, tensors, state.frozen, random)
         else:
             self._held = _Held(version, {}, {}, random)
 
@@ -64,7 +65,7 @@ class StateKeeper:
         except OSError as error:
             raise NotWritten.of(folder, error) from error
 
-    def load(self, folder: Path, backend: Backend) -> int:
+    def load(self, folder: Path, backend: Stateful) -> int:
         """Put a saved state back, of however many ranks; return its version.
 
         A rank that was not there keeps its random states. CheckpointBroken names file and tensor. After an error the

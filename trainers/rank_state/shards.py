@@ -75,7 +75,7 @@ class _Piece:
 def write_shards(
     tensors: Mapping[str, torch.Tensor], folder: Path, *, stem: str, shard_bytes: int = SHARD_BYTES
 ) -> dict[str, Entry]:
-    """Write tensors of the CPU to `stem`-1.safetensors and on, each synced; return their entries.
+    """Write tensors to `stem`-1.safetensors and on, each synced; return their entries.
 
     OSError if the disk refuses.
     """
@@ -130,7 +130,7 @@ class ShardFile:
 
 def crc32_of(tensor: torch.Tensor) -> int:
     """Return the CRC-32 of a tensor's bytes, wherever it is."""
-    return zlib.crc32(_bytes(tensor.detach().cpu()))
+    return zlib.crc32(_bytes(tensor))
 
 
 def _shards(tensors: Mapping[str, torch.Tensor], limit: int) -> Iterator[list[_Piece]]:
@@ -191,7 +191,7 @@ def _write(path: Path, pieces: Sequence[_Piece]) -> list[int]:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _read_header(path: Path) -> tuple[int, dict[str, _HeaderEntry]]:

@@ -29,6 +29,7 @@ from asyncrl.engine.testing.simulation import simulated_config
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.trainers.backends.torch_backend import TorchBackend
 from asyncrl.trainers.rank import RankSettings, TrainerRank
+from asyncrl.trainers.rank_state.saved import SavedState
 from asyncrl.trainers.reducer import Meeting
 
 SAMPLES = [(tuple(2 + (i * j) % 9 for j in range(1, 5 + i % 3)), (-1.0) ** i * (0.3 + 0.2 * i)) for i in range(8)]
@@ -111,7 +112,7 @@ class Replicas:
         await stages.train(stages.plan(selection), selection, step=step)
 
     def state(self, rank: int = 0) -> dict[str, torch.Tensor]:
-        return {name: value.detach().clone() for name, value in self.backends[rank].training_state().tensors.items()}
+        return {name: value.detach().clone() for name, value in self.backends[rank].training_state().saved.items()}
 
 
 @contextmanager
@@ -199,13 +200,13 @@ def test_a_state_is_loaded_at_another_number_of_ranks(
         for rank in second.ranks:
             await rank.load_state(str(tmp_path))
         without = {name for name in first.state() if name.endswith("/calls")}  # Forward passes of a rank.
-        for rank in range(loaded):
-            assert_equal(second.state(rank), first.state())
+        for i in range(loaded):
+            assert_equal(second.state(i), first.state())
         await first.steps(2)
         await second.steps(2)
         expected = first.state()
-        for rank in range(loaded):
-            for name, value in second.state(rank).items():
+        for i in range(loaded):
+            for name, value in second.state(i).items():
                 if name not in without:
                     torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-7, msg=name)
 
@@ -222,6 +223,18 @@ def test_a_rank_that_failed_to_load_has_no_version(make_backend: Any, tmp_path: 
             await rank.hold_state()
 
     run_virtual(main)
+
+
+def test_a_state_of_other_options_is_refused(make_backend: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        (rank,) = Replicas(make_backend).ranks
+        await rank.hold_state()
+        await rank.save_state(str(tmp_path))
+
+    run_virtual(main)
+    without_reference = make_backend(Awkward(0.0), reference_kl=0.0)
+    with pytest.raises(CheckpointBroken, match="has unknown tensors: reference/calls, reference/embed"):
+        without_reference.load_training_state(SavedState(tmp_path))
 
 
 def test_a_hold_waits_for_the_save_under_way_and_an_update_for_the_hold(make_backend: Any, tmp_path: Path) -> None:
