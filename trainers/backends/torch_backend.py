@@ -11,6 +11,7 @@ import torch
 from asyncrl.configs import RunConfig
 from asyncrl.engine.data_plane.codec import pad_rows
 from asyncrl.engine.model.causal_lm import token_logprobs
+from asyncrl.engine.model.lora import has_adapter, merged_state, without_adapter
 from asyncrl.engine.weights.base import State
 from asyncrl.engine.weights.twins import with_twins, without_twins
 from asyncrl.trainers.backends.base import Rows, StepSums, TrainingState
@@ -25,9 +26,9 @@ from asyncrl.trainers.rank_state.saved import SavedState
 class TorchSettings:
     """How a backend computes log-probabilities, the loss and its updates.
 
-    With a `reference_kl` over 0 a frozen copy of the model is kept, and the loss adds that times the divergence from
-    it. Importance weights of a proximal policy are truncated at `importance_cap`. Each sample takes a multiple of
-    `align` positions of its row.
+    With a `reference_kl` over 0 a frozen copy of the model is kept, unless only an adapter is trained, and the loss adds
+    that times the divergence from it. Importance weights of a proximal policy are truncated at `importance_cap`. Each
+    sample takes a multiple of `align` positions of its row.
     """
 
     temperature: float
@@ -71,6 +72,7 @@ class TorchBackend:
         self._settings = settings
         self._pad_id = pad_id
         self._reference: Any = None
+        self._adapted = has_adapter(model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = self._parameters[0].device
         self._dtype = compute_dtype or self._parameters[0].dtype
@@ -81,7 +83,7 @@ class TorchBackend:
         self.freeze_reference()
 
     def freeze_reference(self) -> None:
-        if not self._settings.reference_kl:
+        if not self._settings.reference_kl or self._adapted:  # Without its adapter a model is its own reference.
             return
         if self._reference is None:
             self._reference = copy.deepcopy(self._model).requires_grad_(requires_grad=False)
@@ -130,7 +132,8 @@ class TorchBackend:
 
     @torch.no_grad()
     def logprobs(self, rows: Rows, *, reference: bool = False) -> list[torch.Tensor]:
-        logprobs = self._logprobs(rows.tokens, pad_to=rows.pad_to, extras=rows.extras, reference=reference).cpu()
+        with without_adapter(self._model) if reference and self._adapted else nullcontext():
+            logprobs = self._logprobs(rows.tokens, pad_to=rows.pad_to, extras=rows.extras, reference=reference).cpu()
         return [logprobs[i, at] for i, at in enumerate(_responses(rows))]
 
     def accumulate_supervised(self, tokens: Sequence[torch.Tensor], prompt_tokens: Sequence[int], total: int) -> float:
@@ -164,8 +167,12 @@ class TorchBackend:
         return norm
 
     def state(self) -> State:
-        """Return the weights in the dtype of computation; buffers keep their own, and tied weights stay one tensor."""
-        kept, twins = without_twins(self._model.state_dict(keep_vars=True))
+        """Return the weights in the dtype of computation, an adapter merged into them; buffers keep their own.
+
+        Tied weights stay one tensor.
+        """
+        state = self._model.state_dict(keep_vars=True)
+        kept, twins = without_twins(merged_state(self._model, self._dtype) if self._adapted else state)
         cast = {
             name: value.detach().to(self._dtype) if isinstance(value, torch.nn.Parameter) else value
             for name, value in kept.items()
@@ -197,7 +204,7 @@ class TorchBackend:
         L is the longest sample's length in multiples of `align`, or `pad_to`. Extras go to the model under
         their names, each concatenated over samples along the first dimension, as multimodal models take them.
         """
-        model = self._reference if reference else self._model
+        model = self._reference if reference and self._reference is not None else self._model
         more = {name: self._moved(torch.cat(list(values))) for name, values in (extras or {}).items()}
         if self._settings.packed:
             return pad_rows(self._packed_logprobs(model, tokens, pad_to, more))
