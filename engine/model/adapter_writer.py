@@ -1,7 +1,6 @@
 """Writes an adapter as a folder of `peft`, beside the folder of the merged model.
 
-Invariant: what `PeftModel.from_pretrained` loads from the folder are the adapter's matrices as they are trained, bit for
-bit.
+Invariant: what `PeftModel.from_pretrained` loads from the folder are the matrices as they are trained, bit for bit.
 """
 
 import copy

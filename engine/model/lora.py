@@ -44,7 +44,7 @@ def choose_layers(model: Any, wanted: Sequence[str] | str) -> list[str]:
         if lost is not None:
             raise ConfigError(
                 f"lora.target_modules has {lost!r}, {_what_is(model, lost)}; the linear layers of this "
-                f"{type(model).__name__} are {', '.join(_ends_of(linear)) or 'none'}"
+                f"{type(model).__name__} are {', '.join(layer_ends(linear)) or 'none'}"
             )
         chosen = {name for names in found.values() for name in names}
     tied = [name for name in heads if name in chosen]
@@ -82,6 +82,18 @@ def add_adapter(model: Any, lora: Lora, *, seed: int) -> Any:
         return inject_adapter_in_model(config, model, adapter_name=NAME).eval()
 
 
+def layer_ends(names: Sequence[str]) -> list[str]:
+    """Return the last parts of layers' names, each once: `q_proj` of `model.layers.0.self_attn.q_proj`."""
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in names))
+
+
+def adapter_size(model: Any, lora: Lora) -> int:
+    """Return how many numbers an adapter of this model has: the rank times inputs and outputs of each layer."""
+    assert lora.rank is not None
+    layers = [model.get_submodule(name) for name in choose_layers(model, lora.target_modules)]
+    return sum(lora.rank * sum(layer.weight.shape) for layer in layers)
+
+
 def has_adapter(model: Any) -> bool:
     return hasattr(model, "peft_config")
 
@@ -116,7 +128,7 @@ def adapter_state(model: Any) -> dict[str, torch.Tensor]:
 def adapted_ends(model: Any) -> list[str]:
     """Return the shortest names by which peft finds the adapted layers, and no others, in the model."""
     adapted = list(_adapted_layers(model))
-    ends = _ends_of(adapted)
+    ends = layer_ends(adapted)
     others = [name for name, _ in model.named_modules() if name not in adapted and ".lora_" not in name]
     return ends if not any(_ends(name, end) for name in others for end in ends) else adapted
 
@@ -160,7 +172,3 @@ def _what_is(model: Any, entry: str) -> str:
 
 def _ends(name: str, end: str) -> bool:
     return name == end or name.endswith(f".{end}")
-
-
-def _ends_of(names: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(name.rpartition(".")[2] for name in names))

@@ -26,7 +26,7 @@ from asyncrl.trainers.rank_state.saved import SavedState
 class TorchSettings:
     """How a backend computes log-probabilities, the loss and its updates.
 
-    With a `reference_kl` over 0 a frozen copy of the model is kept, unless only an adapter is trained, and the loss adds
+    With a `reference_kl` over 0 a frozen copy of the model is kept (with an adapter, none is needed), and the loss adds
     that times the divergence from it. Importance weights of a proximal policy are truncated at `importance_cap`. Each
     sample takes a multiple of `align` positions of its row.
     """

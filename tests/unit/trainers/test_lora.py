@@ -14,6 +14,7 @@ from asyncrl.configs.sections.lora import Lora
 from asyncrl.engine.model.lora import add_adapter
 from asyncrl.trainers.backends.base import Rows
 from asyncrl.trainers.backends.torch_backend import TorchBackend
+from asyncrl.trainers.loss.objective import Clip
 
 Make = Callable[..., TorchBackend]
 LORA = Lora(rank=3, alpha=5.0, target_modules=["q_proj", "down_proj", "lm_head"])
@@ -36,10 +37,10 @@ def trained_of(model: Any) -> dict[str, nn.Parameter]:
 def dense_logprobs(plain: Any, adapter: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
     """Log-probabilities of a row under W + 5/3 B A, by autograd of the plain model alone."""
     weights = dict(plain.state_dict())
-    for name in adapter:
+    for name, value in adapter.items():
         if ".lora_A." in name:
             layer = name.partition(".lora_A.")[0]
-            product = adapter[name.replace("lora_A", "lora_B")] @ adapter[name]
+            product = adapter[name.replace("lora_A", "lora_B")] @ value
             weights[f"{layer}.weight"] = weights[f"{layer}.weight"] + 5 / 3 * product
     out = functional_call(plain, weights, kwargs={"input_ids": ids[None], "use_cache": False}).logits[0]
     return torch.log_softmax(out[:-1], -1).gather(-1, ids[1:, None])[:, 0]
@@ -53,7 +54,7 @@ def test_gradients_are_those_of_the_dense_formula(small_llama: Any, make_backend
     model = adapted_model(small_llama)
     leaves = {name: value.detach().clone().requires_grad_() for name, value in trained_of(model).items()}
     rows = rows_of([torch.full((3,), -2.5), torch.full((2,), -2.5)])
-    found = make_backend(model, clip=replace(make_backend(small_llama)._settings.clip, low=0.99, high=1e3, dual=1e3))
+    found = make_backend(model, clip=Clip(0.99, 1e3, 1e3))
     found.accumulate(rows, 5)
     loss = torch.zeros((), dtype=torch.float64)
     for ids, sampled, prompt, advantage in zip(IDS, rows.logprobs, rows.prompt_tokens, rows.advantages, strict=True):

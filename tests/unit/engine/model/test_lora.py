@@ -142,5 +142,5 @@ def test_peft_loads_a_saved_adapter_bit_for_bit(
 
 def test_options_of_an_adapter_without_a_rank_are_refused() -> None:
     for options in ({"lora.alpha": 16.0}, {"lora.target_modules": ["q_proj"]}):
-        with pytest.raises(ConfigError, match="and lora.rank null, by which all weights are trained"):
+        with pytest.raises(ConfigError, match=r"and lora\.rank null, by which all weights are trained"):
             load_config("default", options)
