@@ -25,6 +25,7 @@ from asyncrl.engine.lifecycle.parts import (
 from asyncrl.engine.model.causal_lm import outline_model
 from asyncrl.engine.model.checkpoint import check_weights, read_config
 from asyncrl.engine.model.device import choose_device, torch_dtype
+from asyncrl.engine.model.hub import source_of
 from asyncrl.engine.model.lora import adapter_size, choose_layers, layer_ends
 from asyncrl.engine.model.settings import sampling_settings
 from asyncrl.engine.model.sketch import sketch_model
@@ -61,6 +62,9 @@ def warn_of_settings(config: RunConfig) -> None:
         )
     if config.model.path is None:
         return
+    name, commit = source_of(config.model.path)
+    if commit is not None:
+        log.info("the model is one of the Hugging Face Hub", name=name, commit=commit, folder=config.model.path)
     ignored = sampling_settings(config.model.path)
     if ignored:
         log.info("the checkpoint's sampling settings are not applied; rollout.temperature alone is", **ignored)

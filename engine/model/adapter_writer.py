@@ -18,14 +18,16 @@ from asyncrl.engine.model.lora import NAME, adapted_ends, adapter_state
 
 
 class AdapterWriter:
-    """Writes versions of the adapter of one live model; `base` is what peft is told of the model that it belongs to."""
+    """Writes versions of the adapter of one live model; `base` is what peft is told of the model that it belongs to,
+    a folder or a name and `commit` on the Hub.
+    """
 
-    def __init__(self, model: Any, *, base: str | None) -> None:
+    def __init__(self, model: Any, *, base: str | None, commit: str | None = None) -> None:
         self._model = model
         self._config = copy.copy(model.peft_config[NAME])
         self._config.target_modules = adapted_ends(model)
         self._config.inference_mode = True
-        self._config.base_model_name_or_path = base
+        self._config.base_model_name_or_path, self._config.revision = base, commit
         self._held: dict[str, torch.Tensor] | None = None
 
     @property

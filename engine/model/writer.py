@@ -19,6 +19,7 @@ from asyncrl.engine.errors import AsyncRLError, NotWritten
 from asyncrl.engine.model.adapter_writer import AdapterWriter
 from asyncrl.engine.model.causal_lm import outline_model
 from asyncrl.engine.model.folder import NOTE, Note, link_files, replace_folder
+from asyncrl.engine.model.hub import source_of
 from asyncrl.engine.model.lora import has_adapter
 from asyncrl.engine.model.tokenizer import CharTokenizer
 
@@ -41,8 +42,9 @@ class ModelWriter:
         self._characters = self._source is None or (origin is not None and origin.characters)
         self._outline = outline_model(config, vocab_size=vocab_size)
         self._shard = shard
-        self._base = config.path
-        self._adapter = AdapterWriter(model, base=self._base) if has_adapter(model) else None
+        name, commit = (None, None) if config.path is None else source_of(config.path)
+        self._base = name if commit is None else f"{name}@{commit}"
+        self._adapter = AdapterWriter(model, base=name, commit=commit) if has_adapter(model) else None
         self._lora_rank = None if self._adapter is None else self._adapter.rank
         conversions = getattr(model, "_weight_conversions", None)
         if conversions is not None:  # The names that weights had in the checkpoint, where transformers changes them.

@@ -62,7 +62,7 @@ def check_with_model(loaded: Loaded, prepared: PreparedTask) -> PreparedTask:
         if not (Path(config.model.path) / "config.json").is_file():
             raise ConfigError(
                 f"model.path (from {loaded.sources['model.path']}) is {config.model.path!r}; "
-                "it must be a folder with a Hugging Face checkpoint (config.json)"
+                "it must be a folder with a Hugging Face checkpoint (config.json), or owner/name as on its Hub"
             )
         folder = Path(config.model.path)
         if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
