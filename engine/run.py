@@ -72,6 +72,8 @@ def run(
         task = check_without_model(loaded, objects)
         loaded = with_model(loaded, host.tell)
         task = check_with_model(loaded, task)
+        for line in task.warnings:
+            host.tell(f"warning: {line}")
         # It imports torch, which bad input need not wait for.
         from asyncrl.engine.running.driver import Order
 

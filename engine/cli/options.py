@@ -89,7 +89,8 @@ def check(loaded: Loaded) -> None:
                 err=True,
             )
         else:
-            check_runnable(with_cached_model(loaded, typer.echo))
+            for line in check_runnable(with_cached_model(loaded, typer.echo)).warnings:
+                typer.echo(f"warning: {line}", err=True)
     except ConfigError as error:
         fail(str(error))
 

@@ -34,7 +34,7 @@ def test_an_adapter_on_random_weights_learns_to_echo(tmp_path: Path) -> None:
     assert sum(text == str(digit) for digit, (text,) in enumerate(answers)) >= 7
     said = [json.loads(line) for line in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     told = next(line for line in said if line["event"].startswith("an adapter is trained"))
-    assert (told["layers"], told["numbers"]) == (LAYERS, 53_760)
+    assert (told["layers"], told["numbers"]) == (LAYERS, 40_960)
 
 
 def test_the_first_step_is_on_policy_and_ranks_agree(tmp_path: Path) -> None:
