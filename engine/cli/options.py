@@ -76,7 +76,7 @@ def check(loaded: Loaded) -> None:
 
     It makes and fetches no model: if one has to be, it says so, and checks what needs none.
     """
-    from asyncrl.engine.running.checks import check_runnable, check_without_model
+    from asyncrl.engine.running.checks import check_runnable, check_without_model, warnings_of
     from asyncrl.engine.running.named_model import what_comes_first, with_cached_model
 
     try:
@@ -89,7 +89,8 @@ def check(loaded: Loaded) -> None:
                 err=True,
             )
         else:
-            for line in check_runnable(with_cached_model(loaded, typer.echo)).warnings:
+            task = check_runnable(with_cached_model(loaded, typer.echo))
+            for line in [*warnings_of(loaded.config), *task.warnings]:
                 typer.echo(f"warning: {line}", err=True)
     except ConfigError as error:
         fail(str(error))

@@ -50,10 +50,8 @@ def check_checkpoint(config: RunConfig, prompts: Sequence[Prompt], *, extras: Se
         _check_layers(config, architecture, tokenizer)
 
 
-def warn_of_settings(config: RunConfig, warnings: Sequence[str] = ()) -> None:
-    """Log `warnings`, the size of an adapter, and which settings of a checkpoint a run does not apply."""
-    for line in warnings:
-        log.warning(line)
+def warn_of_settings(config: RunConfig) -> None:
+    """Log the size of an adapter, and which settings of a checkpoint a run does not apply."""
     if config.lora.rank is not None:
         outline = outline_model(config.model, vocab_size=CharTokenizer.vocab_size)
         log.info(

@@ -51,7 +51,7 @@ async def local_deployment(
         capacity_rows=config.data_plane.capacity_rows,
         lease_s=config.data_plane.lease_s,
     )
-    warn_of_settings(config, prepared.warnings)
+    warn_of_settings(config)
     await plane.register(train_partition(config, task.extras))
     meeting = Meeting(config.trainer.ranks, config.trainer.step_timeout_s)
     way = choose_way(config)

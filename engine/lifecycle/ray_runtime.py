@@ -207,7 +207,7 @@ async def ray_deployment(
     """
     user_path, config = str(Path.cwd()), with_slots(config, prepared.prompts)
     pickled_taggers = _pickled(taggers)
-    warn_of_settings(config, prepared.warnings)
+    warn_of_settings(config)
     way = choose_way(config)
     remote = {"num_cpus": 0, "max_restarts": 0}
     collectors = [
