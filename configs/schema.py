@@ -11,6 +11,7 @@ from asyncrl.configs.rewards import reward_entries
 from asyncrl.configs.sections.collector import Collector
 from asyncrl.configs.sections.data_plane import DataPlane
 from asyncrl.configs.sections.fields import MIN_TEMPERATURE, Section, named
+from asyncrl.configs.sections.lora import Lora
 from asyncrl.configs.sections.model import Model
 from asyncrl.configs.sections.rollout import Rollout
 from asyncrl.configs.sections.run import Run, Supervision
@@ -23,6 +24,7 @@ class RunConfig(Section):
 
     run: Run
     model: Model
+    lora: Lora
     task: Task
     data: Data
     reward: RewardSection
@@ -89,6 +91,24 @@ class RunConfig(Section):
             raise ValueError(
                 f"run.save_every is {run.save_every} and run.save_model false, by which nothing is saved; "
                 "save_every must be null, or save_model true"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _lora_takes_effect(self) -> "RunConfig":
+        lora, trainer = self.lora, self.trainer
+        if lora.rank is None:
+            for name, value, default in (("alpha", lora.alpha, None), ("target_modules", lora.target_modules, "auto")):
+                if value != default:
+                    raise ValueError(
+                        f"lora.{name} is {value!r} and lora.rank null, by which all weights are trained; "
+                        f"rank must be a number, or {name} {default or 'null'}"
+                    )
+        elif trainer.reference_kl and trainer.sft_warm_up_steps:
+            raise ValueError(
+                f"trainer.reference_kl is {trainer.reference_kl:g}, trainer.sft_warm_up_steps "
+                f"{trainer.sft_warm_up_steps} and lora.rank {lora.rank}; with an adapter the reference is the model "
+                "as it was loaded, not the warmed-up one. One of the first two must be 0"
             )
         return self
 

@@ -15,7 +15,7 @@ from asyncrl.configs.sections.fields import MIN_TEMPERATURE
 from asyncrl.engine.errors import ConfigError, GenerationError
 from asyncrl.engine.events.segments import FILE_NAME as EVENTS
 from asyncrl.engine.events.summary import FILE_NAME as SUMMARY
-from asyncrl.engine.model.folder import BEST, LAST, Note, find_folder
+from asyncrl.engine.model.folder import ADAPTER_CONFIG, BEST, LAST, Note, find_folder, instead_of_adapter
 from asyncrl.engine.records.ending import first_cause
 from asyncrl.engine.running.threads import run_beside_loop
 
@@ -120,6 +120,8 @@ def find_model(folder: str | PathLike[str], *, best: bool = False) -> Path:
         return given
     if best and (given / "config.json").is_file():
         raise ConfigError(f"{str(given)!r} is a checkpoint, and only a run's folder has {BEST}/; leave best out")
+    if (given / ADAPTER_CONFIG).is_file():
+        raise ConfigError(f"{str(given)!r} holds an adapter alone; {instead_of_adapter(given)}")
     if not (given / EVENTS).is_file():
         raise ConfigError(f"{str(given)!r} is neither a run's folder nor a Hugging Face checkpoint (config.json)")
     raise ConfigError(f"the run {str(given)!r} has no {name}/: {_why(given, best=best)}")

@@ -135,7 +135,7 @@ def _carry_out(order: "Order", host: Host, on_step: Callable[[StepEnded], Any] |
                 # Another process began a run in this folder at the same moment; or nothing can be written there.
                 raise ConfigError(str(error)) from error
             stack.callback(events.close)
-            for line in warnings_of(order.config):
+            for line in [*warnings_of(order.config), *order.task.warnings]:
                 structlog.get_logger().warning(line)
                 host.tell(f"warning: {line}")
             ending = run_beside_loop(lambda call_in: driver.run(events, take_signals, call_in))

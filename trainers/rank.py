@@ -209,6 +209,8 @@ class TrainerRank:
             return version
 
     def _copied(self) -> dict[str, torch.Tensor]:
+        if self._writer is not None:
+            self._writer.hold_adapter()
         kept, twins = without_twins(self._backend.state())
         return with_twins({name: value.to("cpu", copy=True) for name, value in kept.items()}, twins)
 

@@ -1,7 +1,9 @@
 """A run's data before anything starts: opened, looked at, and made into the stream that the run draws from."""
 
+import re
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 from asyncrl.collectors.data.check import CHECKED_RECORDS, check_prompts
 from asyncrl.collectors.data.columns import Columns
@@ -11,7 +13,11 @@ from asyncrl.collectors.data.renderer import Renderer
 from asyncrl.collectors.tasks.prepared import PreparedTask
 from asyncrl.configs import RunConfig
 from asyncrl.engine.errors import ConfigError, DataError
-from asyncrl.engine.model.tokenizer import load_tokenizer
+from asyncrl.engine.model.hub import source_of
+from asyncrl.engine.model.tokenizer import is_built_in, load_tokenizer
+
+_CHATS = re.compile(r"instruct|chat|(^|[-_])it([-_.]|$)", re.IGNORECASE)
+"""Names of models that were trained on chats, as on the Hugging Face Hub: `Qwen3-4B-Instruct`, `gemma-3-1b-it`."""
 
 
 def with_data(config: RunConfig, prepared: PreparedTask) -> PreparedTask:
@@ -31,7 +37,26 @@ def with_data(config: RunConfig, prepared: PreparedTask) -> PreparedTask:
         examples = _examples(config, prompts) if config.trainer.sft_warm_up_steps else []
     except DataError as error:
         raise ConfigError(str(error)) from error
-    return replace(prepared, prompts=checked.longest, examples=examples, stream=prompts)
+    warnings = _warnings(config, prompts.renderer)
+    return replace(prepared, prompts=checked.longest, examples=examples, stream=prompts, warnings=warnings)
+
+
+def _warnings(config: RunConfig, renderer: Renderer) -> list[str]:
+    """Warn of a checkpoint without a chat template, which may be lost; the built-in tokenizer never has one."""
+    path = config.model.path
+    if path is None or not renderer.plain_unasked or is_built_in(path):
+        return []
+    name = source_of(path)[0]
+    lost = (
+        f". By its name {Path(name).name} was trained on chats: a copy may lack chat_template.jinja, or chat_template "
+        "in tokenizer_config.json"
+        if _CHATS.search(Path(name).name)
+        else ""
+    )
+    return [
+        f"the tokenizer of model.path {name!r} has no chat template, so prompts go in as plain text; set "
+        f"data.chat_template to off if that is meant{lost}"
+    ]
 
 
 def _opened(config: RunConfig) -> DataPrompts:

@@ -26,6 +26,8 @@ class Renderer:
         self._tokenizer = tokenizer
         self.chat = tokenizer.has_chat_template and data.chat_template != "off"
         """Whether prompts go through the chat template."""
+        self.plain_unasked = data.chat_template == "auto" and not tokenizer.has_chat_template
+        """Whether prompts go in as plain text for want of a template, and nobody said that they should."""
         without = "data.chat_template is off" if data.chat_template == "off" else "the tokenizer has no chat template"
         self.refusal = f"chat messages need a chat template, and {without}"
         if data.chat_template == "on" and not self.chat:

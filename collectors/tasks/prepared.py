@@ -18,7 +18,7 @@ class PreparedTask:
     """`examples` are (prompt, answer) pairs; empty without an SFT warm-up.
 
     `prompts` are those of one epoch. With a `stream` from data sets, they are the longest ones of the records that were
-    looked at, by which a run is checked. `rewards` score in place of the task.
+    looked at, by which a run is checked. `rewards` score in place of the task. `warnings` are told at its start.
     """
 
     task: Task
@@ -26,6 +26,7 @@ class PreparedTask:
     examples: Sequence[tuple[str, str]]
     stream: PromptStream | None = None
     rewards: Sequence[RewardFunction] = ()
+    warnings: Sequence[str] = ()
 
     @property
     def source(self) -> Sequence[Prompt] | PromptStream:

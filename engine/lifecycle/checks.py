@@ -22,11 +22,14 @@ from asyncrl.engine.lifecycle.parts import (
     stop_ids,
     torch_backend,
 )
+from asyncrl.engine.model.causal_lm import outline_model
 from asyncrl.engine.model.checkpoint import check_weights, read_config
 from asyncrl.engine.model.device import choose_device, torch_dtype
+from asyncrl.engine.model.hub import source_of
+from asyncrl.engine.model.lora import adapter_size, choose_layers, layer_ends
 from asyncrl.engine.model.settings import sampling_settings
 from asyncrl.engine.model.sketch import sketch_model
-from asyncrl.engine.model.tokenizer import Tokenizer
+from asyncrl.engine.model.tokenizer import CharTokenizer, Tokenizer
 from asyncrl.engine.records import Prompt
 from asyncrl.trainers.backends.alike import Alike
 from asyncrl.trainers.backends.packing import has_varlen
@@ -48,9 +51,20 @@ def check_checkpoint(config: RunConfig, prompts: Sequence[Prompt], *, extras: Se
 
 
 def warn_of_settings(config: RunConfig) -> None:
-    """Log which settings of a checkpoint a run does not apply."""
+    """Log the size of an adapter, and which settings of a checkpoint a run does not apply."""
+    if config.lora.rank is not None:
+        outline = outline_model(config.model, vocab_size=CharTokenizer.vocab_size)
+        log.info(
+            "an adapter is trained; the model's own weights stay as they are",
+            numbers=adapter_size(outline, config.lora),
+            of=sum(parameter.numel() for parameter in outline.parameters()),
+            layers=layer_ends(choose_layers(outline, config.lora.target_modules)),
+        )
     if config.model.path is None:
         return
+    name, commit = source_of(config.model.path)
+    if commit is not None:
+        log.info("the model is one of the Hugging Face Hub", name=name, commit=commit, folder=config.model.path)
     ignored = sampling_settings(config.model.path)
     if ignored:
         log.info("the checkpoint's sampling settings are not applied; rollout.temperature alone is", **ignored)

@@ -25,6 +25,7 @@ from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.lifecycle.engines import ELSEWHERE, build_elsewhere
 from asyncrl.engine.model.causal_lm import build_model, cast_weights
 from asyncrl.engine.model.device import choose_device, torch_dtype
+from asyncrl.engine.model.lora import add_adapter
 from asyncrl.engine.model.settings import end_tokens, read_json
 from asyncrl.engine.model.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
 from asyncrl.engine.model.writer import ModelWriter
@@ -241,7 +242,10 @@ def build_run_model(config: RunConfig) -> Any:
 
 def rank_model(config: RunConfig, place: int) -> Any:
     """Return the model of the rank at `place` of the run's processes, on its device, in float32."""
-    return build_run_model(config).to(choose_device(config.trainer.device, place))
+    model = build_run_model(config)
+    if config.lora.rank is not None:
+        model = add_adapter(model, config.lora, seed=config.run.seed)
+    return model.to(choose_device(config.trainer.device, place))
 
 
 def collector_model(config: RunConfig, place: int) -> Any:

@@ -13,8 +13,9 @@ from pathlib import Path
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.model.settings import read_json
 
-LAST, BEST = "model", "model-best"
+LAST, BEST, ADAPTER = "model", "model-best", "adapter"
 NOTE = "asyncrl.json"
+ADAPTER_CONFIG = "adapter_config.json"
 FORMAT = 1
 
 
@@ -24,7 +25,8 @@ class Note:
 
     `version` counts the training batches that the weights have had, which is also the step that made them.
     `mean_reward` is of the last `reward_window` judged batches, None if there was no reward. `config` is the SHA-256
-    of the run's configuration. `characters`: its tokens are those of the built-in character tokenizer.
+    of the run's configuration. `characters`: its tokens are those of the built-in character tokenizer. `source` is the
+    model that training began with, and `lora_rank` the rank of the adapter that was trained, None for all weights.
     """
 
     version: int
@@ -33,6 +35,8 @@ class Note:
     reward_window: int
     config: str
     characters: bool = False
+    source: str | None = None
+    lora_rank: int | None = None
 
     @classmethod
     def read(cls, folder: Path) -> "Note | None":
@@ -92,6 +96,14 @@ def link_files(source: Path, target: Path) -> None:
             except OSError:  # A file system without links, or over its number of them.
                 pass
         shutil.copy2(path, target / path.name)
+
+
+def instead_of_adapter(folder: Path) -> str:
+    """Say which whole model to take in place of an adapter's folder, `RUN/model` for `RUN/adapter`."""
+    merged = folder.with_name(folder.name.replace(ADAPTER, LAST))
+    if folder.name.startswith(ADAPTER) and (merged / "config.json").is_file():
+        return f"take {merged}, into which it is merged"
+    return "merge it into its model (merge_and_unload of peft), save that with its tokenizer, and take the folder"
 
 
 def _beside(folder: Path, what: str) -> Path:

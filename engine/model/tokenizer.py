@@ -135,7 +135,12 @@ def load_tokenizer(path: str | None, *, add_bos: bool | None = None) -> ChatToke
 
     ConfigError for one that cannot be loaded, or lacks an end token.
     """
-    note = None if path is None else Note.read(Path(path))
-    if path is None or (note is not None and note.characters):
+    if path is None or is_built_in(path):
         return CharTokenizer()
     return HuggingFaceTokenizer(path, add_bos=add_bos)
+
+
+def is_built_in(path: str) -> bool:
+    """Whether a run of the built-in model saved this folder, whose tokens are then characters."""
+    note = Note.read(Path(path))
+    return note is not None and note.characters

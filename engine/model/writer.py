@@ -16,8 +16,11 @@ from safetensors import SafetensorError
 
 from asyncrl.configs.sections.model import Model
 from asyncrl.engine.errors import AsyncRLError, NotWritten
+from asyncrl.engine.model.adapter_writer import AdapterWriter
 from asyncrl.engine.model.causal_lm import outline_model
 from asyncrl.engine.model.folder import NOTE, Note, link_files, replace_folder
+from asyncrl.engine.model.hub import source_of
+from asyncrl.engine.model.lora import has_adapter
 from asyncrl.engine.model.tokenizer import CharTokenizer
 
 SHARD = "5GB"
@@ -39,9 +42,18 @@ class ModelWriter:
         self._characters = self._source is None or (origin is not None and origin.characters)
         self._outline = outline_model(config, vocab_size=vocab_size)
         self._shard = shard
+        name, commit = (None, None) if config.path is None else source_of(config.path)
+        self._base = name if commit is None else f"{name}@{commit}"
+        self._adapter = AdapterWriter(model, base=name, commit=commit) if has_adapter(model) else None
+        self._lora_rank = None if self._adapter is None else self._adapter.rank
         conversions = getattr(model, "_weight_conversions", None)
         if conversions is not None:  # The names that weights had in the checkpoint, where transformers changes them.
             self._outline._weight_conversions = conversions
+
+    def hold_adapter(self) -> None:
+        """Copy the adapter, if one is trained, to the host's memory; `write` then writes it beside the weights."""
+        if self._adapter is not None:
+            self._adapter.hold()
 
     def write(self, state: Mapping[str, torch.Tensor], folders: Sequence[Path], note: Note) -> None:
         """Write the weights to the first folder, and the same to the others; each is replaced whole or not at all.
@@ -50,11 +62,14 @@ class ModelWriter:
         not finite, before anything is touched; NotWritten if the disk refuses.
         """
         _check_finite(state, note.version)
+        note = replace(note, characters=self._characters, source=self._base, lora_rank=self._lora_rank)
         first, *others = folders
         try:
             replace_folder(first, partial(self._fill, state, note))
             for other in others:
                 replace_folder(other, partial(link_files, first))
+            if self._adapter is not None:
+                self._adapter.write(folders, note)
         except (OSError, SafetensorError) as error:
             raise NotWritten.of(first, error) from error
 
@@ -76,7 +91,7 @@ class ModelWriter:
             _write_characters(folder)
         else:
             _copy_rest(self._source, folder)
-        replace(note, characters=self._characters).write(folder)
+        note.write(folder)
 
 
 def _check_finite(state: Mapping[str, torch.Tensor], version: int) -> None:

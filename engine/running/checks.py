@@ -10,6 +10,7 @@ from asyncrl.configs import Loaded, RunConfig
 from asyncrl.configs.sections.model import Model
 from asyncrl.engine.errors import ConfigError, FilterError
 from asyncrl.engine.lifecycle.process_env import check_no_other_ray
+from asyncrl.engine.model.folder import ADAPTER_CONFIG, instead_of_adapter
 from asyncrl.engine.running.server_checks import check_server_options, check_servers
 from asyncrl.engine.running.sources import prepare_sources, with_prompts
 from asyncrl.filters import BaseRolloutFilter, build_chain
@@ -57,10 +58,11 @@ def check_with_model(loaded: Loaded, prepared: PreparedTask) -> PreparedTask:
     """Check the model, and that the prompts suit it; returns the task with the prompts of data sets."""
     config = loaded.config
     if config.model.path is not None:
+        check_not_adapter(loaded)
         if not (Path(config.model.path) / "config.json").is_file():
             raise ConfigError(
                 f"model.path (from {loaded.sources['model.path']}) is {config.model.path!r}; "
-                "it must be a folder with a Hugging Face checkpoint (config.json)"
+                "it must be a folder with a Hugging Face checkpoint (config.json), or owner/name as on its Hub"
             )
         folder = Path(config.model.path)
         if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
@@ -69,6 +71,7 @@ def check_with_model(loaded: Loaded, prepared: PreparedTask) -> PreparedTask:
                 "tokenizer too (tokenizer.json or tokenizer_config.json)"
             )
     _check_extras(config.model, prepared.task.extras)
+    _check_lora(config)
     prepared = with_prompts(config, prepared)
     _check_slots(loaded, prepared)
     if config.model.path is not None:
@@ -197,6 +200,27 @@ def _check_extras(model: Model, extras: Sequence[str]) -> None:
         from asyncrl.trainers.extras import check_takes
 
         check_takes(outline_model(model, vocab_size=CharTokenizer.vocab_size), extras)
+
+
+def check_not_adapter(loaded: Loaded) -> None:
+    """Refuse a folder that holds an adapter alone; ConfigError says what to take instead."""
+    folder = Path(loaded.config.model.path or "")
+    if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"model.path (from {loaded.sources['model.path']}) is {str(folder)!r}, which holds an adapter alone; "
+            f"{instead_of_adapter(folder)}, on which a new adapter can be trained"
+        )
+
+
+def _check_lora(config: RunConfig) -> None:
+    """Look at the model's layers, which takes seconds to import, only if an adapter is trained."""
+    if config.lora.rank is not None:
+        from asyncrl.engine.model.causal_lm import outline_model
+        from asyncrl.engine.model.lora import check_installed, choose_layers
+        from asyncrl.engine.model.tokenizer import CharTokenizer
+
+        check_installed()
+        choose_layers(outline_model(config.model, vocab_size=CharTokenizer.vocab_size), config.lora.target_modules)
 
 
 def _check_devices(loaded: Loaded) -> None:

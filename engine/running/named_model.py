@@ -1,10 +1,14 @@
-"""A model that is named instead of being a folder: from the name to the folder, which is made if it is not there."""
+"""A model that is named instead of being a folder: from the name to the folder, which is made or fetched if need be."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from asyncrl.configs import Loaded
+from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.model import smollm2
+from asyncrl.engine.model.hub import Fetch, cached_snapshot, find_snapshot, is_on_hub
+
+_IN_CACHE = "{name} in the cache of the Hub"
 
 
 def needs_conversion(loaded: Loaded) -> bool:
@@ -15,19 +19,64 @@ def needs_conversion(loaded: Loaded) -> bool:
     return True
 
 
-def with_model(loaded: Loaded, tell: Callable[[str], None], *, convert: smollm2.Convert | None = None) -> Loaded:
-    """Return the configuration with a folder as `model.path`, converting the model if it is not in the cache.
+def what_comes_first(loaded: Loaded) -> str | None:
+    """Say what a run would do before its model can be checked; None if its folder is there."""
+    check_revision(loaded)
+    if needs_conversion(loaded):
+        return "convert it into the cache, which takes about a minute"
+    model = loaded.config.model
+    if is_on_hub(model.path) and cached_snapshot(str(model.path), model.revision) is None:
+        return "fetch it from the Hugging Face Hub, where it must be"
+    return None
 
-    `tell` is given a line before that. ConfigError if a package is missing, or the cache cannot be written.
+
+def with_cached_model(loaded: Loaded, tell: Callable[[str], None]) -> Loaded:
+    """Return the configuration with the folder of a model that is there; `tell` hears that the hub was not asked."""
+    model = loaded.config.model
+    cached = cached_snapshot(str(model.path), model.revision) if is_on_hub(model.path) else None
+    if cached is None:
+        return with_model(loaded, tell)
+    if model.revision != cached.name:
+        tell(f"model.path is {model.path!r}: {cached} was checked; the Hub was not asked whether it has a newer one")
+    return _with_folder(loaded, str(cached), _IN_CACHE.format(name=model.path))
+
+
+def check_revision(loaded: Loaded) -> None:
+    """Refuse a revision of what has none; ConfigError names both."""
+    model = loaded.config.model
+    if model.revision is not None and not is_on_hub(model.path):
+        raise ConfigError(
+            f"model.revision (from {loaded.sources['model.revision']}) is {model.revision!r}, and model.path "
+            f"{model.path!r} is not a model of the Hugging Face Hub (owner/name, and no folder here); it must be null"
+        )
+
+
+def with_model(
+    loaded: Loaded, tell: Callable[[str], None], *, convert: smollm2.Convert | None = None, fetch: Fetch | None = None
+) -> Loaded:
+    """Return the configuration with a folder as `model.path`, making or fetching the model if need be.
+
+    `tell` is given a line before that. ConfigError if a package is missing, the cache cannot be written, or the hub
+    does not give the model.
     """
-    if not smollm2.is_named(loaded.config.model.path):
+    check_revision(loaded)
+    model = loaded.config.model
+    if is_on_hub(model.path):
+        name = str(model.path)
+        snapshot = find_snapshot(name, model.revision, timeout_s=model.fetch_timeout_s, tell=tell, fetch=fetch)
+        return _with_folder(loaded, str(snapshot), _IN_CACHE.format(name=name))
+    if not smollm2.is_named(model.path):
         return loaded
     folder = smollm2.cached_folder()
     if not smollm2.is_cached():
         source = smollm2.source_file()
         tell(f"converting {source.name} into {folder}, once; this takes about a minute")
         folder = smollm2.make_cached(source, convert=convert)
-    config = loaded.config
-    model = config.model.model_copy(update={"path": str(folder)})
-    sources: Mapping[str, str] = {**loaded.sources, "model.path": f"{loaded.sources['model.path']}, in the cache"}
-    return replace(loaded, config=config.model_copy(update={"model": model}), sources=sources)
+    return _with_folder(loaded, str(folder), "in the cache")
+
+
+def _with_folder(loaded: Loaded, folder: str, where: str) -> Loaded:
+    """Put the folder in; a snapshot's says its commit itself, so no revision stays beside it."""
+    model = loaded.config.model.model_copy(update={"path": folder, "revision": None})
+    sources: Mapping[str, str] = {**loaded.sources, "model.path": f"{loaded.sources['model.path']}, {where}"}
+    return replace(loaded, config=loaded.config.model_copy(update={"model": model}), sources=sources)

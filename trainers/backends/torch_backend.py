@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from asyncrl.configs import RunConfig
+from asyncrl.engine.model.lora import has_adapter, merged_state, without_adapter
 from asyncrl.engine.weights.base import State
 from asyncrl.engine.weights.twins import with_twins, without_twins
 from asyncrl.trainers.backends.base import Rows, StepSums, TrainingState
@@ -29,9 +30,9 @@ _SUMS = ("ratio", "clipped", "kl", "tokens", "weight", "used_weight", "truncated
 class TorchSettings:
     """How a backend computes log-probabilities, the loss and its updates.
 
-    With a `reference_kl` over 0 a frozen copy of the model is kept, and the loss adds that times the divergence from
-    it. Importance weights of a proximal policy are truncated at `importance_cap`. Each sample takes a multiple of
-    `align` positions of its row. Logits of `chunk` positions exist at a time; None: as many as suit the device.
+    With a `reference_kl` over 0 a frozen copy of the model is kept (with an adapter, none is needed), and the loss adds
+    that times the divergence from it. Importance weights of a proximal policy are truncated at `importance_cap`. Each
+    sample takes a multiple of `align` positions of its row. Logits of `chunk` positions exist at a time; None: as many as suit the device.
     """
 
     temperature: float
@@ -76,6 +77,7 @@ class TorchBackend:
         self._settings = settings
         self._pad_id = pad_id
         self._reference: Any = None
+        self._adapted = has_adapter(model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = self._parameters[0].device
         self._dtype = compute_dtype or self._parameters[0].dtype
@@ -89,7 +91,7 @@ class TorchBackend:
         self.freeze_reference()
 
     def freeze_reference(self) -> None:
-        if not self._settings.reference_kl:
+        if not self._settings.reference_kl or self._adapted:  # Without its adapter a model is its own reference.
             return
         if self._reference is None:
             self._reference = copy.deepcopy(self._model).requires_grad_(requires_grad=False)
@@ -132,7 +134,8 @@ class TorchBackend:
     def logprobs(self, rows: Rows, *, reference: bool = False) -> list[torch.Tensor]:
         layout = self._layout(rows.tokens, rows.pad_to)
         predictors = layout.predictors(rows.prompt_tokens)
-        scores = self._scores(layout, predictors, extras=rows.extras, reference=reference)
+        with without_adapter(self._model) if reference and self._adapted else nullcontext():
+            scores = self._scores(layout, predictors, extras=rows.extras, reference=reference)
         return list(torch.split(scores.logprobs.cpu(), layout.responses(rows.prompt_tokens)))
 
     def accumulate_supervised(self, tokens: Sequence[torch.Tensor], prompt_tokens: Sequence[int], total: int) -> float:
@@ -163,8 +166,12 @@ class TorchBackend:
         return norm
 
     def state(self) -> State:
-        """Return the weights in the dtype of computation; buffers keep their own, and tied weights stay one tensor."""
-        kept, twins = without_twins(self._model.state_dict(keep_vars=True))
+        """Return the weights in the dtype of computation, an adapter merged into them; buffers keep their own.
+
+        Tied weights stay one tensor.
+        """
+        state = self._model.state_dict(keep_vars=True)
+        kept, twins = without_twins(merged_state(self._model, self._dtype) if self._adapted else state)
         cast = {
             name: value.detach().to(self._dtype) if isinstance(value, torch.nn.Parameter) else value
             for name, value in kept.items()
@@ -213,7 +220,7 @@ class TorchBackend:
         # Else there is no mask: no token of causal attention sees the padding to its right, and the kernels without
         # masks are faster.
         index, tokens = self._moved(torch.stack([predictors, layout.ids.flatten()[predictors + 1]]))
-        scorer = self._frozen if reference else self._next_tokens
+        scorer = self._frozen if reference and not self._adapted else self._next_tokens
         with self._precision():
             return scorer.scores(self._moved(layout.ids), index, tokens, {**arguments, **more})
 

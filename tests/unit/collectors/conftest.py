@@ -12,7 +12,7 @@ from torch import nn
 from transformers import LlamaConfig
 
 from asyncrl.collectors.generators.torch_generator import TorchGenerator
-from asyncrl.configs.sections.model import Model
+from asyncrl.configs import load_config
 from asyncrl.engine.aio.blocking import in_place
 from asyncrl.engine.model.causal_lm import build_model
 
@@ -97,7 +97,7 @@ def running() -> Callable[..., AbstractAsyncContextManager[TorchGenerator]]:
 @pytest.fixture
 def llama() -> Any:
     return build_model(
-        Model(path=None, hidden_size=16, layers=2, heads=2, intermediate_size=24, dtype="float32"),
+        load_config("default", {"model": {"hidden_size": 16, "layers": 2, "heads": 2, "intermediate_size": 24}}).model,
         vocab_size=32,
         seed=2,
     )

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from asyncrl.configs.sections.model import Model
+from asyncrl.configs import load_config
 from asyncrl.engine.aio.blocking import in_place
 from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.data_plane.base import Partition
@@ -346,7 +346,9 @@ def causal_mean() -> CausalMean:
 @pytest.fixture(scope="session")
 def small_llama() -> Any:
     """A Llama in float64, with attention, positions and masks; not to be changed."""
-    shape = Model(path=None, hidden_size=16, layers=1, heads=2, intermediate_size=24, dtype="float32")
+    shape = load_config(
+        "default", {"model": {"hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 24}}
+    ).model
     return build_model(shape, vocab_size=VOCABULARY, seed=3).double()
 
 

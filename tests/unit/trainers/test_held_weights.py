@@ -29,6 +29,9 @@ class Written:
     def __init__(self) -> None:
         self.states: list[State] = []
 
+    def hold_adapter(self) -> None:
+        """There is none."""
+
     def write(self, state: State, folders: Sequence[Path], note: Note) -> None:
         self.states.append(state)
 

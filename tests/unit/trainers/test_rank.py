@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from asyncrl.configs.sections.model import Model
+from asyncrl.configs import load_config
 from asyncrl.engine.aio.blocking import in_place
 from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.errors import Overdue
@@ -27,7 +27,7 @@ from asyncrl.trainers.rank import RankSettings, TrainerRank
 from asyncrl.trainers.reducer import Alone, Meeting
 
 CLIP = Clip(low=0.2, high=0.3, dual=3.0)
-SMALL = Model(path=None, hidden_size=16, layers=1, heads=2, intermediate_size=24, dtype="float32")
+SMALL = load_config("default", {"model": {"hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 24}}).model
 
 
 def k3(gap: float) -> float:

@@ -10,14 +10,14 @@ import torch
 
 from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.collectors.generators.torch_generator import TorchGenerator
-from asyncrl.configs.sections.model import Model
+from asyncrl.configs import load_config
 from asyncrl.engine.aio.blocking import in_place
 from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.model.causal_lm import build_model, token_logprobs
 from asyncrl.trainers.backends.base import Rows
 from asyncrl.trainers.backends.torch_backend import TorchBackend
 
-SMALL = Model(path=None, hidden_size=16, layers=2, heads=2, intermediate_size=24, dtype="float32")
+SMALL = load_config("default", {"model": {"hidden_size": 16, "layers": 2, "heads": 2, "intermediate_size": 24}}).model
 Make = Callable[..., TorchBackend]
 
 

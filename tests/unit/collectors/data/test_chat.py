@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from transformers import AutoTokenizer, LlamaConfig
+from typer.testing import CliRunner
 
 from asyncrl.collectors.data.prepare import with_data
 from asyncrl.collectors.tasks.prepared import prepare_task
 from asyncrl.configs import RunConfig, load_config
+from asyncrl.engine.cli import app
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.lifecycle.checks import check_checkpoint
 from asyncrl.engine.lifecycle.parts import run_tokenizer
@@ -113,3 +115,36 @@ def test_what_no_template_can_render_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         chat(prompt, **options)
+
+
+@pytest.mark.parametrize(
+    ("named", "options", "warned"),
+    [
+        (
+            "model",
+            {"template": None},
+            "has no chat template, so prompts go in as plain text; set data.chat_template to off",
+        ),
+        ("gemma-3-1b-it", {"template": None}, "By its name gemma-3-1b-it was trained on chats"),
+        ("model", {"template": None, "chat_template": "off"}, None),
+        ("model", {}, None),
+    ],
+)
+def test_a_template_that_is_missing_is_warned_of_once_unless_that_is_meant(
+    chat: Chat, tmp_path: Path, named: str, options: dict[str, Any], warned: str | None
+) -> None:
+    """In --dry-run, and at the start of a run: in its log and in what the host is told."""
+    config, _ = chat(TEXT, **options)
+    (tmp_path / "model").rename(tmp_path / named)
+    sets = {
+        "model.path": tmp_path / named,
+        "data.path": config.data.path,
+        "data.chat_template": config.data.chat_template,
+    }
+    words = [word for name, value in sets.items() for word in ("--set", f"{name}={value}")]
+    result = CliRunner().invoke(app, ["train", "--dry-run", *words])
+    assert result.exit_code == 0, result.output
+    assert ("warning: " in result.stderr) is (warned is not None)
+    if warned is not None:
+        assert warned in result.stderr
+        assert result.stderr.count("warning: ") == 1

@@ -9,6 +9,7 @@ import pytest
 from asyncrl import ConfigError, RunFailed, Summary, replay
 from asyncrl.collectors.tasks import Task
 from asyncrl.engine.records import Prompt
+from asyncrl.engine.running.host import Host
 
 Small = Callable[..., Summary]
 SEEN: list[str] = []
@@ -71,3 +72,20 @@ def test_a_task_without_prompts_and_data_says_what_to_give(small: Small) -> None
 def test_options_of_data_without_data_are_refused(small: Small) -> None:
     with pytest.raises(ConfigError, match=r"data\.holdout .* is 0\.5, and data\.path is null and data\.sets empty"):
         small({"data.holdout": 0.5})
+
+
+def test_a_missing_chat_template_is_warned_of_once_in_the_log_and_to_the_host(
+    small: Small, tmp_path: Path, llama_checkpoint: Path
+) -> None:
+    told: list[str] = []
+
+    class Listening(Host):
+        def tell(self, line: str) -> None:
+            told.append(line)
+
+    path = write(tmp_path / "train.jsonl", bad='{"prompt": "4>", "answer": 4}')
+    options = {"data.path": path, "reward.functions": [{"name": "exact_match"}], "model.path": str(llama_checkpoint)}
+    directory = small({"run.batches": 1, **options}, host=Listening()).directory
+    log = (directory / "log.jsonl").read_text(encoding="utf-8")
+    assert ["no chat template, so prompts go in as plain text" in line for line in told] == [True]
+    assert log.count("no chat template, so prompts go in as plain text") == 1
