@@ -8,6 +8,7 @@ from asyncrl.collectors.data.columns import Columns
 from asyncrl.collectors.data.open import open_sets, open_shots
 from asyncrl.collectors.data.prompts import DataPrompts, Limits
 from asyncrl.collectors.data.renderer import Renderer
+from asyncrl.collectors.environments.tools import Tools, schemas
 from asyncrl.collectors.tasks.prepared import PreparedTask
 from asyncrl.configs import RunConfig
 from asyncrl.engine.errors import ConfigError, DataError
@@ -21,7 +22,7 @@ def with_data(config: RunConfig, prepared: PreparedTask) -> PreparedTask:
     """
     data = config.data
     try:
-        prompts = _opened(config)
+        prompts = _opened(config, prepared.tools)
         checked = check_prompts(prompts)
         if not checked.whole and data.max_prompt_tokens is None and config.collector.slot_tokens is None:
             raise ConfigError(
@@ -34,12 +35,12 @@ def with_data(config: RunConfig, prepared: PreparedTask) -> PreparedTask:
     return replace(prepared, prompts=checked.longest, examples=examples, stream=prompts)
 
 
-def _opened(config: RunConfig) -> DataPrompts:
+def _opened(config: RunConfig, tools: Tools) -> DataPrompts:
     tokenizer = load_tokenizer(config.model.path, add_bos=config.rollout.add_bos)
     return DataPrompts(
         open_sets(config.data),
         Columns.of(config.data),
-        Renderer(config.data, open_shots(config.data), tokenizer),
+        Renderer(config.data, open_shots(config.data), tokenizer, tools=schemas(tools)),
         Limits.of(config),
         seed=config.run.seed,
         epochs=config.task.epochs,
