@@ -152,7 +152,8 @@ def at_table(
             taken=frozenset(taggers or {}),
         )
         generator = EnvironmentGenerator(
-            EngineGenerator(engine, sampling, groups=engine, exact=batches is not None), conversation
+            EngineGenerator(engine, sampling, groups=None if batches is None else engine, exact=batches is not None),
+            conversation,
         )
         collector = Collector(
             "collector0",
