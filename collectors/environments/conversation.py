@@ -110,7 +110,8 @@ class Conversation:
             if not step.reply:
                 raise ValueError("step gave no reply, and is not done; the next turn would have nothing to answer")
             reply = self._between.ids(step.reply, transcript.last)
-            if transcript.tokens + len(reply) >= limits.max_tokens:
+            last = number + 1 == limits.max_turns
+            if last or transcript.tokens + len(reply) >= limits.max_tokens:
                 return False
             transcript.put(reply)
         return False

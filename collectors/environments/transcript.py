@@ -67,13 +67,11 @@ class Transcript:
             self._spans = join_spans(self._spans, [(self._spans[-1][0], first, len(self._ids))])
 
     def completion(self, *, finished: bool, outcome: Outcome | None) -> Completion:
-        """Return all of it; tokens behind the last generated one are left out: nothing was made from them."""
-        end = self._generated[-1][1] if self._generated else 0
-        spans = [(version, first, min(last, end)) for version, first, last in self._spans if first < end]
+        """Return all of it."""
         return Completion(
-            tuple(self._ids[:end]),
-            tuple(self._logprobs[:end]),
-            tuple(spans),
+            tuple(self._ids),
+            tuple(self._logprobs),
+            tuple(self._spans),
             finished,
             generated=tuple(self._generated),
             outcome=outcome,

@@ -7,9 +7,11 @@ import anyio
 import pytest
 
 from asyncrl.collectors.engines.base import Request, Result, Sampling
+from asyncrl.collectors.environments.builtin.guess import Guess
 from asyncrl.collectors.environments.lockstep import Batch, Lockstep
 from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.errors import GenerationError
+from asyncrl.engine.records import Grant, Prompt
 
 
 def request(name: str) -> Request:
@@ -85,8 +87,6 @@ def test_a_batch_that_failed_fails_all_its_turns() -> None:
 
 def test_groups_that_were_granted_together_go_in_step_and_a_failed_sample_leaves(table: Any) -> None:
     """Two groups of two samples on an engine that takes groups: what decodes together, in order."""
-    from asyncrl.collectors.environments.builtin.guess import Guess
-    from asyncrl.engine.records import Grant, Prompt
 
     class Moody(Guess):
         async def reset(self, prompt: Any, seed: int) -> int:
@@ -110,3 +110,25 @@ def test_groups_that_were_granted_together_go_in_step_and_a_failed_sample_leaves
 
     table(Moody(), say, work, size=2, batches=batches)
     assert batches == [4, 4]
+
+
+def test_a_group_that_is_given_up_in_its_environment_holds_none_of_its_peers(table: Any) -> None:
+    class Hangs(Guess):
+        async def reset(self, prompt: Any, seed: int) -> int:
+            if prompt.id == 1:
+                await anyio.sleep(20.0)
+            return await super().reset(prompt, seed)
+
+    async def work(at: Any) -> None:
+        await at.collector.grant([Grant(i, Prompt(i, "9>", "5", "guess"), 2, 3) for i in range(2)])
+        await anyio.sleep(1.0)
+        await at.collector.cancel([1])
+        with anyio.fail_after(10.0):
+            messages: list[Any] = []
+            while len(messages) < 2:
+                messages += [message for _, message in await at.collector.events(len(messages), 5.0)]
+        assert {getattr(message, "reason", "put") for message in messages} == {"cancelled_stale", "put"}
+
+    batches: list[int] = []
+    table(Hangs(), lambda _: [7, 1], work, size=2, batches=batches)
+    assert batches == [2]

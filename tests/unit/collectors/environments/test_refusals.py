@@ -1,5 +1,6 @@
 """Environments that cannot work are refused before a run, by option."""
 
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -29,6 +30,10 @@ class NoStep(Environment):
 
 async def call(state: Any) -> str:
     return ""
+
+
+def plain(state: Any) -> Awaitable[str]:
+    return call(state)
 
 
 def refusal(**values: Any) -> str:
@@ -61,7 +66,7 @@ def test_a_name_or_options_that_do_not_fit_are_refused(name: str, options: dict[
     [
         ([Tool("a", "", {"type": "object"}, call)] * 2, "two tools are called 'a'"),
         ([Tool("a", "", {"type": "string"}, call)], "parameters of tool 'a' are of type 'string'"),
-        ([Tool("a", "", {"type": "object"}, print)], "the call of tool 'a' must be async"),
+        ([Tool("a", "", {"type": "object"}, plain)], "the call of tool 'a' must be async"),
         (["a"], "tools has 'a'; each must be a Tool"),
     ],
 )

@@ -138,6 +138,19 @@ def test_each_turn_is_asked_with_what_was_said_and_a_seed_of_its_own(table: Any)
     assert one.group != two.group
 
 
+def test_the_samples_of_a_group_meet_one_world(table: Any) -> None:
+    seeds: list[int] = []
+
+    class Worlds(Guess):
+        async def reset(self, prompt: Prompt, seed: int) -> int:
+            seeds.append(seed)
+            return await super().reset(prompt, seed)
+
+    table(Worlds(), lambda _: [5, 1], lambda at: at.group(SECRET, size=3), size=3)
+    assert len(seeds) == 3
+    assert len(set(seeds)) == 1
+
+
 def test_ids_that_were_sampled_stay_though_their_text_has_others(table: Any, chat_ml: Any) -> None:
     """G7: `ab` is one token of the tokenizer, and the model sampled two."""
 
