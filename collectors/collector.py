@@ -19,7 +19,7 @@ from asyncrl.collectors.engine_meter import EngineMeter
 from asyncrl.collectors.extras import Kind, common_kinds, odd_extra
 from asyncrl.collectors.flat import Columns, GroupFailed, flatten
 from asyncrl.collectors.generators.base import Completion, Generator, GroupRequest
-from asyncrl.collectors.outcome import BAD_LOGPROBS, SCORE_ERROR, Outcome, SampleFailure, StandIn
+from asyncrl.collectors.outcome import BAD_LOGPROBS, SCORE_ERROR, UNTRAINABLE, Outcome, SampleFailure, StandIn
 from asyncrl.collectors.scoring import Scorer
 from asyncrl.collectors.tasks import Response, Reward
 from asyncrl.configs import RunConfig
@@ -262,6 +262,7 @@ class Collector:
                     batch=granted.batch,
                     peers=granted.peers,
                     surplus=surplus,
+                    prompt=grant.prompt,
                 )
             )
         if decodes:
@@ -287,7 +288,7 @@ class Collector:
         if len(failures) == len(outcomes):
             cause = failures[0].cause
             raise GroupFailed(
-                "generation_error" if cause == BAD_LOGPROBS else cause,
+                "generation_error" if cause in UNTRAINABLE else cause,
                 f"all {grant.size} samples of group {grant.group} failed; the first: {failures[0].error}",
             )
         outcomes = [self._stand_in(outcome) for outcome in outcomes]
@@ -295,7 +296,10 @@ class Collector:
         return group, columns, tuple(dict.fromkeys(failure.error for failure in failures))
 
     async def _score(self, grant: Grant, completions: Sequence[Completion]) -> list[Outcome]:
-        """Score all samples; a failure concerns its sample only."""
+        """Score all samples, unless they bring what they are worth; a failure concerns its sample only."""
+        given = [completion.outcome for completion in completions if completion.outcome is not None]
+        if len(given) == len(completions):
+            return given
         responses = [
             Response(self._tokenizer.decode(list(c.token_ids)), tokens=len(c.token_ids), finished=c.finished)
             for c in completions
@@ -321,7 +325,7 @@ class Collector:
     def _stand_in(self, outcome: Outcome) -> Outcome:
         """Return the configured reward in place of a score that failed, if there is one."""
         value = self._settings.reward_on_failure
-        if value is None or not isinstance(outcome, SampleFailure) or outcome.cause == BAD_LOGPROBS:
+        if value is None or not isinstance(outcome, SampleFailure) or outcome.cause in UNTRAINABLE:
             return outcome
         return StandIn(value, cause=outcome.cause)
 

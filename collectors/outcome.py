@@ -14,6 +14,9 @@ from asyncrl.collectors.tasks.base import Reward, plain_number
 SCORE_ERROR = "score_error"
 SCORE_TIMEOUT = "score_timeout"
 BAD_LOGPROBS = "bad_logprobs"
+HISTORY_MISMATCH = "history_mismatch"
+UNTRAINABLE = frozenset({BAD_LOGPROBS, HISTORY_MISMATCH})
+"""Causes that no stand-in reward makes up for: the sample's tokens cannot be trained on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ RENAMED = {
 """Old names of keys, which logs of older runs have."""
 
 # Maps with free content: each is one value, not a level of keys.
-_FREE = ("task.options",)
+_FREE = ("task.options", "environment.options")
 
 
 @dataclass(frozen=True, slots=True)

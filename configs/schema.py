@@ -10,6 +10,7 @@ from pydantic import model_validator
 from asyncrl.configs.rewards import reward_entries
 from asyncrl.configs.sections.collector import Collector
 from asyncrl.configs.sections.data_plane import DataPlane
+from asyncrl.configs.sections.environment import EnvironmentSection
 from asyncrl.configs.sections.fields import MIN_TEMPERATURE, Section, named
 from asyncrl.configs.sections.lora import Lora
 from asyncrl.configs.sections.model import Model
@@ -28,6 +29,7 @@ class RunConfig(Section):
     task: Task
     data: Data
     reward: RewardSection
+    environment: EnvironmentSection
     rollout: Rollout
     collector: Collector
     filters: list[Annotated[dict[str, Any], named("name", "{name: zero_std}")]]
@@ -41,6 +43,16 @@ class RunConfig(Section):
     def run_ahead_groups(self) -> int:
         """Groups that may be dispatched before their capacity comes back: with max_staleness 2 and 16 per step, 48."""
         return (self.rollout.max_staleness + 1) * self.rollout.groups_per_step
+
+    @property
+    def longest_response(self) -> int:
+        """The longest response in tokens, replies of an environment included."""
+        return self.rollout.max_new_tokens if self.environment.name is None else self.environment.max_tokens
+
+    @property
+    def longest_option(self) -> str:
+        """The option that limits the longest response."""
+        return "rollout.max_new_tokens" if self.environment.name is None else "environment.max_tokens"
 
     @property
     def queue_timeout_s(self) -> float:
@@ -81,6 +93,15 @@ class RunConfig(Section):
                 f"collector.server_timeout_s is {collector.server_timeout_s:g} and collector.group_timeout_s "
                 f"{collector.group_timeout_s:g}; server_timeout_s must be less, or groups that wait for a server "
                 "fail before it is known that none is left"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _environment_agrees(self) -> "RunConfig":
+        if self.environment.name is not None and self.rollout.oversample:
+            raise ValueError(
+                f"environment.name is {self.environment.name} and rollout.oversample {self.rollout.oversample}; the "
+                "samples of an environment are played to their end, so oversample must be 0"
             )
         return self
 
@@ -165,11 +186,11 @@ class RunConfig(Section):
                 f"model.heads is {model.heads} and model.hidden_size {model.hidden_size}; a head has "
                 f"{model.hidden_size // model.heads} dimensions, and rotary positions need an even number of them"
             )
-        if self.trainer.longest_sample <= rollout.max_new_tokens:
+        if self.trainer.longest_sample <= self.longest_response:
             multiple = f" in multiples of trainer.align {self.trainer.align}" if self.trainer.align > 1 else ""
             raise ValueError(
                 f"trainer.micro_batch_tokens is {self.trainer.micro_batch_tokens}; it must hold a whole sample, "
-                f"more than rollout.max_new_tokens {rollout.max_new_tokens}{multiple}"
+                f"more than {self.longest_option} {self.longest_response}{multiple}"
             )
         if not self.trainer.balance and self.trainer.micro_batch_order != "costliest_first":
             raise ValueError(

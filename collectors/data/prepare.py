@@ -10,6 +10,7 @@ from asyncrl.collectors.data.columns import Columns
 from asyncrl.collectors.data.open import open_sets, open_shots
 from asyncrl.collectors.data.prompts import DataPrompts, Limits
 from asyncrl.collectors.data.renderer import Renderer
+from asyncrl.collectors.environments.tools import Tools, schemas
 from asyncrl.collectors.tasks.prepared import PreparedTask
 from asyncrl.configs import RunConfig
 from asyncrl.engine.errors import ConfigError, DataError
@@ -27,7 +28,7 @@ def with_data(config: RunConfig, prepared: PreparedTask) -> PreparedTask:
     """
     data = config.data
     try:
-        prompts = _opened(config)
+        prompts = _opened(config, prepared.tools)
         checked = check_prompts(prompts)
         if not checked.whole and data.max_prompt_tokens is None and config.collector.slot_tokens is None:
             raise ConfigError(
@@ -59,12 +60,12 @@ def _warnings(config: RunConfig, renderer: Renderer) -> list[str]:
     ]
 
 
-def _opened(config: RunConfig) -> DataPrompts:
+def _opened(config: RunConfig, tools: Tools) -> DataPrompts:
     tokenizer = load_tokenizer(config.model.path, add_bos=config.rollout.add_bos)
     return DataPrompts(
         open_sets(config.data),
         Columns.of(config.data),
-        Renderer(config.data, open_shots(config.data), tokenizer),
+        Renderer(config.data, open_shots(config.data), tokenizer, tools=schemas(tools)),
         Limits.of(config),
         seed=config.run.seed,
         epochs=config.task.epochs,

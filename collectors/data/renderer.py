@@ -19,11 +19,14 @@ class Shot:
 
 
 class Renderer:
-    """Puts system prompt and examples before a prompt, as chat messages or as plain text."""
+    """Puts system prompt and examples before a prompt, as chat messages or as plain text; `tools` are JSON schemas."""
 
-    def __init__(self, data: Data, shots: Sequence[Shot], tokenizer: ChatTokenizer) -> None:
+    def __init__(
+        self, data: Data, shots: Sequence[Shot], tokenizer: ChatTokenizer, *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
         self._format = data.prompt_format
         self._tokenizer = tokenizer
+        self._tools = tools
         self.chat = tokenizer.has_chat_template and data.chat_template != "off"
         """Whether prompts go through the chat template."""
         self.plain_unasked = data.chat_template == "auto" and not tokenizer.has_chat_template
@@ -32,6 +35,8 @@ class Renderer:
         self.refusal = f"chat messages need a chat template, and {without}"
         if data.chat_template == "on" and not self.chat:
             raise ConfigError(f"data.chat_template is on, and {without}")
+        if tools and not self.chat:
+            raise ConfigError(f"an environment's tools need a chat template, and {without}")
         if data.system_prompt is not None and not self.chat:
             raise ConfigError(
                 f"data.system_prompt needs a chat template, and {without}; write it into data.prompt_format"
@@ -43,7 +48,7 @@ class Renderer:
     def text(self, prompt: str | Messages) -> str:
         """Return the text of a prompt; ValueError if the template refuses it, or messages have none (`refusal`)."""
         if self.chat:
-            return self._tokenizer.chat(self._messages(prompt))
+            return self._tokenizer.chat(self._messages(prompt), tools=self._tools)
         if isinstance(prompt, str):
             return self._shown + self._formatted(prompt)
         raise ValueError(self.refusal)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from asyncrl.collectors.outcome import Outcome
+from asyncrl.engine.records import Prompt
 from asyncrl.engine.weights.base import State
 
 
@@ -20,6 +22,7 @@ class GroupRequest:
     A generator that decodes its samples together, and cannot abort one, does without the last `surplus` seeds.
     The generator calls `turn(True)` when the request begins to decode, and `turn(False)` when it has to wait
     again: two waits, with a limit each. `batch` numbers the groups that were granted together, `peers` of them.
+    `prompt` is the record that an environment is given.
     """
 
     prompt_ids: tuple[int, ...]
@@ -30,6 +33,7 @@ class GroupRequest:
     batch: int = 0
     peers: int = 1
     surplus: int = 0
+    prompt: Prompt | None = None
 
     @property
     def size(self) -> int:
@@ -41,8 +45,9 @@ class GroupRequest:
 class Completion:
     """One completion. `logprobs` are those of the distribution that was sampled, one per token.
 
-    `spans` tile the tokens: (version, first, end). `finished` is False when `max_new_tokens` cut it. `generated` has
-    the places [first, end) of tokens that were sampled, if others stand between them, with log-probability 0.0.
+    `spans` tile the tokens: (version, first, end). `finished` is False when a limit cut it. `generated` has the places
+    [first, end) of tokens that were sampled, if others stand between them, whose log-probability is given as 0.
+    `outcome` is that of an environment; None: it is to be scored.
     """
 
     token_ids: tuple[int, ...]
@@ -50,6 +55,7 @@ class Completion:
     spans: tuple[tuple[int, int, int], ...]
     finished: bool
     generated: tuple[tuple[int, int], ...] | None = None
+    outcome: Outcome | None = None
 
     @property
     def sampled_ids(self) -> tuple[int, ...]:

@@ -92,6 +92,27 @@ class EngineGenerator:
         stats = await self._engine.stats()
         return {name: getattr(stats, name) for name in stats.__slots__}
 
+    @property
+    def exact(self) -> bool:
+        """Whether groups that were granted together decode as one batch."""
+        return self._exact
+
+    def request(self, ids: tuple[int, ...], seed: int, *, max_new_tokens: int, temperature: float) -> Request:
+        """Return a request of its own, with what all requests share."""
+        sampling = replace(self._sampling, max_new_tokens=max_new_tokens, temperature=temperature)
+        number = str(next(self._numbers))
+        return Request(number, ids, sampling, seed, group=number)
+
+    async def respond(self, request: Request, begun: Callable[[], None]) -> Result:
+        """Return the response to one request; `begun` is called when it begins to decode."""
+        (result,) = await self._all([request], begun)
+        return result
+
+    async def respond_together(self, requests: Sequence[Request]) -> list[Result]:
+        """Return responses that decode as one batch, apart from all others; only of an engine that takes groups."""
+        assert self._groups is not None
+        return await self._groups.generate_batch(requests)
+
     def _requests(self, request: GroupRequest) -> list[Request]:
         number = next(self._numbers)
         sampling = replace(self._sampling, max_new_tokens=request.max_new_tokens, temperature=request.temperature)

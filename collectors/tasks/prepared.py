@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from asyncrl.collectors.environments.base import Environment
+from asyncrl.collectors.environments.load import load_environment
+from asyncrl.collectors.environments.tools import Tools
 from asyncrl.collectors.rewards.function import RewardFunction
 from asyncrl.collectors.tasks.base import Task
 from asyncrl.collectors.tasks.load import load_task
@@ -34,8 +37,15 @@ class PreparedTask:
         return self.prompts if self.stream is None else self.stream
 
     @property
+    def tools(self) -> Tools:
+        """What the model may call; only an environment has tools."""
+        return self.task.tools if isinstance(self.task, Environment) else ()
+
+    @property
     def blocks(self) -> bool:
         """Whether any of what scores is not async."""
+        if isinstance(self.task, Environment):
+            return False
         if self.rewards:
             return not all(reward.kind.asynchronous for reward in self.rewards)
         return not inspect.iscoroutinefunction(self.task.score)
@@ -60,6 +70,15 @@ def prepare_task(
         return PreparedTask(task, (), ())
     prompts = list_prompts(task, name)
     return PreparedTask(task, prompts, list_examples(task, name) if warm_up else (), rewards=rewards)
+
+
+def prepare_environment(name: str, options: Mapping[str, Any], *, warm_up: bool, lists: bool = True) -> PreparedTask:
+    """Build an environment as `prepare_task` builds a task: ConfigError if it cannot work."""
+    environment, option = load_environment(name, options), "environment.name"
+    if not lists:
+        return PreparedTask(environment, (), ())
+    prompts = list_prompts(environment, name, option=option)
+    return PreparedTask(environment, prompts, list_examples(environment, name, option=option) if warm_up else ())
 
 
 def _check_scored_once(task: Task, name: str, rewards: Sequence[RewardFunction]) -> None:

@@ -13,39 +13,39 @@ from asyncrl.engine.records import Prompt
 _LARGEST_ID = 2**63
 
 
-def list_prompts(task: Task, name: str) -> list[Prompt]:
+def list_prompts(task: Task, name: str, *, option: str = "task.name") -> list[Prompt]:
     """Return one epoch's prompts, their ids plain integers or strings; ConfigError, with the prompt, if one is not
-    valid."""
-    with user_code(f"task.name {name}: prompts() failed"):
+    valid. `option` is the one that names the task."""
+    with user_code(f"{option} {name}: prompts() failed"):
         given = list(task.prompts())
     if not given:
         raise ConfigError(
-            f"task.name {name}: the task has no prompts; list some in prompts(), or give a file with --data FILE"
+            f"{option} {name}: it has no prompts; list some in prompts(), or give a file with --data FILE"
         )
-    prompts = [_plain_prompt(prompt, f"task.name {name}: prompt number {i}") for i, prompt in enumerate(given)]
+    prompts = [_plain_prompt(prompt, f"{option} {name}: prompt number {i}") for i, prompt in enumerate(given)]
     places: dict[int | str, int] = {}
     for i, prompt in enumerate(prompts):
         first = places.setdefault(prompt.id, i)
         if first != i:
             raise ConfigError(
-                f"task.name {name}: prompt ids repeat: prompts number {first} and {i} both have {prompt.id!r}; "
+                f"{option} {name}: prompt ids repeat: prompts number {first} and {i} both have {prompt.id!r}; "
                 "they must be unique"
             )
     return prompts
 
 
-def list_examples(task: Task, name: str) -> list[tuple[str, str]]:
+def list_examples(task: Task, name: str, *, option: str = "task.name") -> list[tuple[str, str]]:
     """Return (prompt, answer) pairs for the SFT warm-up; ConfigError, with the pair, if one is not two texts."""
-    with user_code(f"task.name {name}: examples() failed"):
+    with user_code(f"{option} {name}: examples() failed"):
         given = list(task.examples())
     if not given:
         raise ConfigError(
-            f"task.name {name}: examples() has none, and trainer.sft_warm_up_steps asks for some; set it to 0"
+            f"{option} {name}: examples() has none, and trainer.sft_warm_up_steps asks for some; set it to 0"
         )
     for i, pair in enumerate(given):
         if not (isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
             raise ConfigError(
-                f"task.name {name}: example number {i} is {pair!r}; the warm-up needs (prompt, answer), two strings. "
+                f"{option} {name}: example number {i} is {pair!r}; the warm-up needs (prompt, answer), two strings. "
                 "Override examples(), or set trainer.sft_warm_up_steps to 0"
             )
     return [(str(prompt), str(answer)) for prompt, answer in given]

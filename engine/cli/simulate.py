@@ -204,10 +204,14 @@ def _profile(
 
 
 def _prompts(config: RunConfig) -> Sequence[Prompt]:
-    """Return the task's prompts, or the first _DATA_PROMPTS of the configured data sets."""
-    from asyncrl.collectors.tasks.prepared import prepare_task
+    """Return the prompts of task or environment, or the first _DATA_PROMPTS of the configured data sets."""
+    from asyncrl.collectors.tasks.prepared import prepare_environment, prepare_task
 
-    task = prepare_task(config.task.name, config.task.options, warm_up=False, lists=not config.data.given)
+    environment, lists = config.environment, not config.data.given
+    if environment.name is not None:
+        task = prepare_environment(environment.name, environment.options, warm_up=False, lists=lists)
+    else:
+        task = prepare_task(config.task.name, config.task.options, warm_up=False, lists=lists)
     if not config.data.given:
         return task.prompts
     from asyncrl.collectors.data.prepare import with_data

@@ -76,10 +76,12 @@ class Terminal(Host):
 
 
 def _what(config: RunConfig) -> str:
-    """Say what is trained: a task, or data and rewards in its place."""
+    """Say what is trained: an environment, a task, or data and rewards in its place."""
     data, rewards = config.data, ", ".join(entry["name"] for entry in config.reward.functions)
     named = f"data {data.path or ', '.join(entry.path for entry in data.sets)}" if data.given else ""
     task = "" if data.given and rewards else f"task {config.task.name}"
+    if config.environment.name is not None:
+        task = f"environment {config.environment.name}"
     return ", ".join(filter(None, (task, named, f"rewards {rewards}" if rewards else "")))
 
 

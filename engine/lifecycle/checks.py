@@ -84,10 +84,10 @@ def _check_tokens(config: RunConfig, architecture: Any, tokenizer: Tokenizer) ->
 
 def _check_prompts(config: RunConfig, architecture: Any, prompts: Sequence[Prompt], tokenizer: Tokenizer) -> None:
     known, positions = architecture.get_text_config().vocab_size, positions_of(architecture)
-    new, most = config.rollout.max_new_tokens, config.data.max_prompt_tokens
+    new, most = config.longest_response, config.data.max_prompt_tokens
     if positions is not None and most is not None and most + new > positions:
         raise ConfigError(
-            f"data.max_prompt_tokens is {most} and rollout.max_new_tokens {new}; together they must be at most the "
+            f"data.max_prompt_tokens is {most} and {config.longest_option} {new}; together they must be at most the "
             f"model's {positions} positions"
         )
     for prompt in sorted(prompts, key=lambda prompt: len(prompt.text), reverse=True)[:PROMPTS]:
@@ -101,8 +101,8 @@ def _check_prompts(config: RunConfig, architecture: Any, prompts: Sequence[Promp
             )
         if positions is not None and len(ids) + new > positions:
             raise ConfigError(
-                f"prompt {prompt.id} has {len(ids)} tokens, and rollout.max_new_tokens is {new}: together they must be "
-                f"at most the model's {positions} positions. Lower max_new_tokens, or leave the prompt out "
+                f"prompt {prompt.id} has {len(ids)} tokens, and {config.longest_option} is {new}: together they must "
+                f"be at most the model's {positions} positions. Lower {config.longest_option}, or leave the prompt out "
                 "(data.max_prompt_tokens)"
             )
 

@@ -23,11 +23,12 @@ from asyncrl.engine.data_plane.base import DataPlane, Partition
 from asyncrl.engine.deployment import CONSUMER, PARTITION
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.lifecycle.engines import ELSEWHERE, build_elsewhere
+from asyncrl.engine.lifecycle.environments import with_environment
 from asyncrl.engine.model.causal_lm import build_model, cast_weights
 from asyncrl.engine.model.device import choose_device, torch_dtype
 from asyncrl.engine.model.lora import add_adapter
 from asyncrl.engine.model.settings import end_tokens, read_json
-from asyncrl.engine.model.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
+from asyncrl.engine.model.tokenizer import CharTokenizer, ChatTokenizer, Tokenizer, load_tokenizer
 from asyncrl.engine.model.writer import ModelWriter
 from asyncrl.engine.records import Prompt
 from asyncrl.engine.records.columns import COLUMNS, REFERENCE_LOGPROBS, TRAINER_LOGPROBS
@@ -84,7 +85,7 @@ def tokenized(examples: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> list
     return pairs
 
 
-def run_tokenizer(config: RunConfig) -> Tokenizer:
+def run_tokenizer(config: RunConfig) -> ChatTokenizer:
     return load_tokenizer(config.model.path, add_bos=config.rollout.add_bos)
 
 
@@ -122,7 +123,7 @@ def with_slots(config: RunConfig, prompts: Sequence[Prompt]) -> RunConfig:
 def tokens_of_longest(config: RunConfig, prompts: Sequence[Prompt]) -> int:
     """Return how many tokens the longest prompt and the longest response to it have together."""
     longest = config.data.max_prompt_tokens or longest_prompt(prompts, run_tokenizer(config))
-    return longest + config.rollout.max_new_tokens
+    return longest + config.longest_response
 
 
 def build_generator(
@@ -166,6 +167,7 @@ def native_only(config: RunConfig) -> dict[str, tuple[Any, Any]]:
         "rollout.stop_strings": (rollout.stop_strings, []),
         "rollout.oversample": (rollout.oversample, 0),
         "collector.on_update": (collector.on_update, "keep"),
+        "environment.name": (config.environment.name, None),
     }
     asked = {path: (value, off) for path, (value, off) in options.items() if value != off}
     if rollout.stale_mode == "tokens":
@@ -223,10 +225,11 @@ def build_collector(
     taggers: Mapping[str, Tagger],
 ) -> Collector:
     tokenizer = run_tokenizer(config)
+    generator = build_generator(config, index, model, tokenizer, blocking=blocking)
     return Collector(
         f"collector{index}",
         CollectorSettings.of(config, PARTITION),
-        generator=build_generator(config, index, model, tokenizer, blocking=blocking),
+        generator=with_environment(config, generator, tokenizer, stop_ids=stop_ids(config, tokenizer), taken=taggers),
         scorer=scorer,
         tokenizer=tokenizer,
         plane=plane,

@@ -12,7 +12,7 @@ from asyncrl.collectors.rewards.scorer import RewardScorer
 from asyncrl.collectors.rewards.total import reward_sum
 from asyncrl.collectors.score_process import ProcessScorer
 from asyncrl.collectors.scoring import AsyncScorer, InPlaceScorer, Place, Scorer, ThreadScorer
-from asyncrl.collectors.tasks import load_task
+from asyncrl.collectors.tasks import Task, load_task
 from asyncrl.collectors.tasks.load import task_class
 from asyncrl.collectors.tasks.prepared import PreparedTask
 from asyncrl.configs import RunConfig
@@ -41,6 +41,8 @@ def local_scorer(
 def ray_scorer(config: RunConfig, *, taggers: Mapping[str, Tagger]) -> Scorer:
     """Return what scores beside a collector's event loop; processes start at once, and build what scores in them."""
     rules, task, entries = _rules(config, taggers), config.task, config.reward.functions
+    if config.environment.name is not None:
+        return AsyncScorer(Task(), rules)  # Never asked: the samples of an environment bring their rewards.
 
     def place(build: Callable[[], Judge], *, asynchronous: bool) -> Place:
         if asynchronous:

@@ -111,7 +111,7 @@ class Stages:
 
     def _scales(self, plan: Plan, selection: Selection) -> dict[str, float]:
         """Return by key the weight of each of its tokens, from the counts of its update over all ranks."""
-        how, constant = self._config.trainer.loss_normalisation, self._config.rollout.max_new_tokens
+        how, constant = self._config.trainer.loss_normalisation, self._config.longest_response
         scales: dict[str, float] = {}
         for part in plan.parts:
             scales.update(token_scales(selection.tokens_of(part.keys), how, constant=constant))

@@ -32,8 +32,11 @@ class ChatTokenizer(Tokenizer, Protocol):
 
     has_chat_template: bool
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Return messages as the text in front of the assistant's next one. ValueError if the template refuses them."""
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return messages as the text in front of the assistant's next one. ValueError if the template refuses them.
+
+        `tools` are the JSON schemas of functions that the assistant may call.
+        """
 
 
 class CharTokenizer:
@@ -45,7 +48,7 @@ class CharTokenizer:
     vocab_size = 2 + len(_ALPHABET)
     has_chat_template = False
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         raise ValueError("the character tokenizer has no chat template")
 
     @classmethod
@@ -97,11 +100,13 @@ class HuggingFaceTokenizer:
         self._first = self._first_tokens(path, add_bos)
         self.has_chat_template = bool(self._tokenizer.chat_template)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         from jinja2 import TemplateError
 
         try:
-            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+            )
         except (TemplateError, TypeError, KeyError) as error:
             raise ValueError(f"the chat template refuses it: {error}") from error
         return str(text)

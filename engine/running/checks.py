@@ -106,7 +106,8 @@ def _check_slots(loaded: Loaded, prepared: PreparedTask) -> None:
     if collector.slot_tokens < needed:
         raise ConfigError(
             f"collector.slot_tokens (from {loaded.sources['collector.slot_tokens']}) is {collector.slot_tokens}, and "
-            f"the longest prompt and rollout.max_new_tokens come to {needed}; it must be null, or at least {needed}"
+            f"the longest prompt and {loaded.config.longest_option} come to {needed}; it must be null, or at least "
+            f"{needed}"
         )
 
 

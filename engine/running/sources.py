@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from asyncrl.collectors.rewards.function import RewardFunction
 from asyncrl.collectors.rewards.load import load_rewards
 from asyncrl.collectors.tasks import Task
-from asyncrl.collectors.tasks.prepared import PreparedTask, prepare_task
+from asyncrl.collectors.tasks.prepared import PreparedTask, prepare_environment, prepare_task
 from asyncrl.configs import Loaded, RunConfig, load
 from asyncrl.engine.errors import ConfigError
 from asyncrl.filters import BaseRolloutFilter, build_chain
@@ -16,7 +16,16 @@ def prepare_sources(loaded: Loaded, objects: Sequence[BaseRolloutFilter]) -> Pre
     """Build the task and the reward functions; ConfigError if one cannot work, or would have no effect."""
     config = loaded.config
     _check_data(loaded)
+    _check_environment(loaded)
     rewards = _check_rewards(loaded, objects)
+    if config.environment.name is not None:
+        _check_no_task(loaded)
+        return prepare_environment(
+            config.environment.name,
+            config.environment.options,
+            warm_up=config.trainer.sft_warm_up_steps > 0,
+            lists=not config.data.given,
+        )
     if config.data.given and rewards:
         _check_no_task(loaded)
         return PreparedTask(Task(), (), (), rewards=rewards)
@@ -40,6 +49,8 @@ def with_prompts(config: RunConfig, prepared: PreparedTask) -> PreparedTask:
 
     ConfigError if a reward function cannot score one of the prompts that are known.
     """
+    if config.environment.name is not None:
+        prepared = _in_environment(config, prepared)
     if config.data.given:
         from asyncrl.collectors.data.prepare import with_data
 
@@ -50,14 +61,46 @@ def with_prompts(config: RunConfig, prepared: PreparedTask) -> PreparedTask:
     return prepared
 
 
+def _in_environment(config: RunConfig, prepared: PreparedTask) -> PreparedTask:
+    """Check that the tokenizer can write an environment's turns, and write its own prompts with it."""
+    from asyncrl.engine.lifecycle.environments import check_environment, with_own_prompts
+    from asyncrl.engine.lifecycle.parts import run_tokenizer, stop_ids
+
+    tokenizer = run_tokenizer(config)
+    check_environment(config, tokenizer, stop_ids=stop_ids(config, tokenizer), tools=prepared.tools)
+    return with_own_prompts(config, tokenizer, prepared, tools=prepared.tools)
+
+
+def _check_environment(loaded: Loaded) -> None:
+    """Refuse options of an environment where none is named, and rewards beside one."""
+    section, default = loaded.config.environment, load().config.environment
+    for name in type(section).model_fields if section.name is None else ():
+        value = getattr(section, name)
+        if value != getattr(default, name):
+            raise ConfigError(
+                f"environment.{name} (from {loaded.sources[f'environment.{name}']}) is {value!r}, and environment.name "
+                "is null, so it would change nothing; name an environment, or leave it out"
+            )
+    if section.name is not None and loaded.config.reward.functions:
+        raise ConfigError(
+            f"reward.functions (from {loaded.sources['reward.functions']}) has entries, and environment.name is "
+            f"{section.name!r}, whose steps give the rewards; leave one of them out"
+        )
+
+
 def _check_no_task(loaded: Loaded) -> None:
-    """Refuse a task beside data sets and reward functions, which leave it nothing to do."""
+    """Refuse a task to which an environment, or data sets and reward functions, leave nothing to do."""
     task, default = loaded.config.task, load().config.task
+    instead = (
+        "prompts come from data and rewards from reward.functions"
+        if loaded.config.environment.name is None
+        else f"prompts and rewards come from the environment {loaded.config.environment.name}"
+    )
     for name in ("name", "options"):
         if getattr(task, name) != getattr(default, name):
             raise ConfigError(
                 f"task.{name} (from {loaded.sources[f'task.{name}']}) is {getattr(task, name)!r}, and would change "
-                "nothing: prompts come from data and rewards from reward.functions. Leave it out, or one of them"
+                f"nothing: {instead}. Leave it out, or one of them"
             )
 
 

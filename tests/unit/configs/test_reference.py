@@ -16,7 +16,7 @@ def test_every_key_says_what_it_takes_and_means() -> None:
     assert {entry.path for entry in entries} == set(flatten(load().config))
     assert [entry.path for entry in entries if len(entry.meaning) < 10 or not entry.takes] == []
     # A map is what stands for a type that has no words.
-    assert [entry.path for entry in entries if entry.takes == "a map"] == ["task.options"]
+    assert [entry.path for entry in entries if entry.takes == "a map"] == ["task.options", "environment.options"]
 
 
 def test_a_key_is_found_with_or_without_its_section() -> None:
