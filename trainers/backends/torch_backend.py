@@ -32,7 +32,8 @@ class TorchSettings:
 
     With a `reference_kl` over 0 a frozen copy of the model is kept (with an adapter, none is needed), and the loss adds
     that times the divergence from it. Importance weights of a proximal policy are truncated at `importance_cap`. Each
-    sample takes a multiple of `align` positions of its row. Logits of `chunk` positions exist at a time; None: as many as suit the device.
+    sample takes a multiple of `align` positions of its row. Logits of `chunk` positions exist at a time; None: as many
+    as suit the device.
     """
 
     temperature: float
