@@ -54,6 +54,9 @@ class Trainer(Section):
     device's name."""
     packed: bool
     """Run a micro-batch as one packed row, with a block-diagonal mask and no padding, instead of padded rows."""
+    share_prompts: bool
+    """Compute the prompt of a group's samples once per micro-batch, in padded rows, where that saves half of the
+    positions or more. Models with sliding windows, or whose layers would mix the samples, do not."""
     loss_normalisation: Literal["token_mean", "sequence_mean", "constant"]
     """How the loss is averaged. `token_mean`: over all tokens of the batch (DAPO); `sequence_mean`: over each sample's
     tokens, then over samples (GRPO); `constant`: the sum divided by samples times max_new_tokens (Dr. GRPO)."""

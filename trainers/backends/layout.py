@@ -61,6 +61,10 @@ class Layout:
         prompts = torch.tensor(prompt_tokens)
         return runs(self.starts + prompts - 1, self.lengths - prompts)
 
+    def predicted(self, prompt_tokens: Sequence[int]) -> torch.Tensor:
+        """Return the responses' ids, sample by sample (tokens of all responses)."""
+        return self.ids.flatten()[self.predictors(prompt_tokens) + 1]
+
     def responses(self, prompt_tokens: Sequence[int]) -> list[int]:
         """Return how many tokens each response has."""
         return (self.lengths - torch.tensor(prompt_tokens)).tolist()

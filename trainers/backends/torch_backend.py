@@ -19,6 +19,7 @@ from asyncrl.trainers.backends.next_tokens import NextTokens, is_lean
 from asyncrl.trainers.backends.packing import has_varlen, has_windows, use_varlen
 from asyncrl.trainers.backends.replica_state import OPTIMIZER, fill_optimizer, replica_state
 from asyncrl.trainers.backends.responses import token_values
+from asyncrl.trainers.backends.sharing import SharedPrompts, can_share
 from asyncrl.trainers.backends.trained import trained_flags
 from asyncrl.trainers.loss.objective import Clip, Proximal, Reference, TokenSums, policy_loss_sums
 from asyncrl.trainers.rank_state.saved import SavedState
@@ -32,8 +33,8 @@ class TorchSettings:
 
     With a `reference_kl` over 0 a frozen copy of the model is kept (with an adapter, none is needed), and the loss adds
     that times the divergence from it. Importance weights of a proximal policy are truncated at `importance_cap`. Each
-    sample takes a multiple of `align` positions of its row. Logits of `chunk` positions exist at a time; None: as many
-    as suit the device.
+    sample takes a multiple of `align` positions of its row; with `share_prompts` those of one prompt may have one row.
+    Logits of `chunk` positions exist at a time; None: as many as suit the device.
     """
 
     temperature: float
@@ -45,6 +46,7 @@ class TorchSettings:
     importance_cap: float = 2.0
     reference_kl: float = 0.0
     align: int = 1
+    share_prompts: bool = False
     chunk: int | None = None
 
     @classmethod
@@ -61,6 +63,7 @@ class TorchSettings:
             importance_cap=trainer.importance_cap,
             reference_kl=trainer.reference_kl,
             align=trainer.align,
+            share_prompts=trainer.share_prompts,
         )
 
 
@@ -83,8 +86,9 @@ class TorchBackend:
         self._device = self._parameters[0].device
         self._dtype = compute_dtype or self._parameters[0].dtype
         self._windows = settings.packed and has_windows(model)
-        # Tried before attention changes to one that every pass must bring the bounds of samples.
+        # Both are tried before attention changes to one that every pass must bring the bounds of samples.
         self._lean = is_lean(model)
+        self._shares = settings.share_prompts and not settings.packed and can_share(model)
         self._next_tokens = self._scorer(model)
         if settings.packed and has_varlen(self._device, self._dtype):
             use_varlen(model)
@@ -106,10 +110,11 @@ class TorchBackend:
 
     def accumulate(self, rows: Rows, total_tokens: int) -> StepSums:
         settings = self._settings
-        layout = self._layout(rows.tokens, rows.pad_to)
+        layout = self._shared(rows) or self._layout(rows.tokens, rows.pad_to)
         counts = layout.responses(rows.prompt_tokens)
         chosen = trained_flags(rows)
-        scores = self._scores(layout, layout.predictors(rows.prompt_tokens)[chosen], extras=rows.extras)
+        wanted = _wanted(layout, rows.prompt_tokens)[:, chosen]
+        scores = self._scores(layout, wanted, extras=rows.extras)
         named = token_values(rows, counts, scores.logprobs.dtype, reference=settings.reference_kl > 0)
         moved = self._moved(torch.stack([values[chosen] for values in named.values()]))
         values = dict(zip(named, moved, strict=True))
@@ -133,15 +138,15 @@ class TorchBackend:
 
     @torch.no_grad()
     def logprobs(self, rows: Rows, *, reference: bool = False) -> list[torch.Tensor]:
-        layout = self._layout(rows.tokens, rows.pad_to)
-        predictors = layout.predictors(rows.prompt_tokens)
+        layout = self._shared(rows) or self._layout(rows.tokens, rows.pad_to)
+        wanted = _wanted(layout, rows.prompt_tokens)
         with without_adapter(self._model) if reference and self._adapted else nullcontext():
-            scores = self._scores(layout, predictors, extras=rows.extras, reference=reference)
+            scores = self._scores(layout, wanted, extras=rows.extras, reference=reference)
         return list(torch.split(scores.logprobs.cpu(), layout.responses(rows.prompt_tokens)))
 
     def accumulate_supervised(self, tokens: Sequence[torch.Tensor], prompt_tokens: Sequence[int], total: int) -> float:
         layout = self._layout(tokens)
-        loss = -self._scores(layout, layout.predictors(prompt_tokens)).logprobs.sum() / max(total, 1)
+        loss = -self._scores(layout, _wanted(layout, prompt_tokens)).logprobs.sum() / max(total, 1)
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
 
@@ -199,28 +204,36 @@ class TorchBackend:
         place = Layout.packed if self._settings.packed else Layout.padded
         return place(tokens, pad_id=self._pad_id, align=self._settings.align, pad_to=pad_to)
 
+    def _shared(self, rows: Rows) -> SharedPrompts | None:
+        """Lay samples out with their prompts shared, where that is possible and saves enough."""
+        if not self._shares or rows.extras or rows.pad_to:
+            return None
+        return SharedPrompts.of(rows.tokens, rows.prompt_tokens, pad_id=self._pad_id)
+
     def _scores(
         self,
-        layout: Layout,
-        predictors: torch.Tensor,
+        layout: Layout | SharedPrompts,
+        wanted: torch.Tensor,
         *,
         extras: Mapping[str, Sequence[torch.Tensor]] | None = None,
         reference: bool = False,
     ) -> Scores:
-        """Return the scores of the tokens after these positions.
+        """Return the scores of tokens: `wanted` (2, N) has the positions that predict them, and their ids.
 
         Extras go to the model under their names, each concatenated over samples along the first dimension, as
         multimodal models take them.
         """
         more = {name: self._moved(torch.cat(list(values))) for name, values in (extras or {}).items()}
         arguments: dict[str, Any] = {}
-        if layout.packing is not None:
+        if isinstance(layout, SharedPrompts):
+            arguments = layout.arguments(self._device, self._dtype)
+        elif layout.packing is not None:
             arguments = layout.packing.arguments(self._device, self._dtype, windows=self._windows)
         elif more or not self._lean:
             arguments = {"attention_mask": self._moved(layout.attention())}
         # Else there is no mask: no token of causal attention sees the padding to its right, and the kernels without
         # masks are faster.
-        index, tokens = self._moved(torch.stack([predictors, layout.ids.flatten()[predictors + 1]]))
+        index, tokens = self._moved(wanted)
         scorer = self._frozen if reference and not self._adapted else self._next_tokens
         with self._precision():
             return scorer.scores(self._moved(layout.ids), index, tokens, {**arguments, **more})
@@ -236,6 +249,11 @@ class TorchBackend:
         if self._device.type == "cuda":
             return values.pin_memory().to(self._device, non_blocking=True)
         return values.to(self._device)
+
+
+def _wanted(layout: Layout | SharedPrompts, prompt_tokens: Sequence[int]) -> torch.Tensor:
+    """Return, for each token of the responses, which position predicts it, and its id: (2, tokens)."""
+    return torch.stack([layout.predictors(prompt_tokens), layout.predicted(prompt_tokens)])
 
 
 def _step_sums(loss: torch.Tensor, sums: TokenSums, entropy: torch.Tensor) -> StepSums:
