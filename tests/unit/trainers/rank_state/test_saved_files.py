@@ -232,6 +232,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: change_index(f, lambda body: body["tensors"]["a"].update(dtype="F13")),
         "a has the unknown type 'F13'",
     ),
+    "a random state of NumPy": (
+        lambda f: change_index(f, lambda body: body["random"]["numpy"][1].pop()),
+        "random state cannot be restored",
+    ),
     "a random state": (
         lambda f: change_index(f, lambda body: body["random"].update(torch="00ff")),
         "random state cannot be restored",
