@@ -123,7 +123,7 @@ def _header(file: Path) -> Mapping[str, Any]:
             header: dict[str, Any] = json.loads(stream.read(length))
             entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
             needed = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(f"{file} is damaged: its header is not that of a safetensors file") from error
     if needed != size:
         raise ConfigError(f"{file} is damaged: it has {size} bytes, and its weights need {needed}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from asyncrl.engine.errors import AsyncRLError, NotWritten
+from asyncrl.engine.errors import AsyncRLError, NotWritten, TraceError
 from asyncrl.engine.events.summary import FILE_NAME
 
 # What is written otherwise than it is kept, or not at all.
@@ -63,8 +63,12 @@ class Summary:
 
     @classmethod
     def read(cls, directory: str | Path) -> "Summary":
-        """Read the summary of a run that has ended; FileNotFoundError if the folder has none."""
-        return cls.of(json.loads((Path(directory) / FILE_NAME).read_text(encoding="utf-8")), Path(directory))
+        """Read the summary of a run that has ended; FileNotFoundError if the folder has none, TraceError if damaged."""
+        file = Path(directory) / FILE_NAME
+        try:
+            return cls.of(json.loads(file.read_text(encoding="utf-8")), Path(directory))
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise TraceError(f"{file} is not the summary of a run: {error!r}") from error
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `summary.json` holds."""

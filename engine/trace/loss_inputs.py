@@ -102,7 +102,10 @@ def load(path: Path | str) -> LossInputs:
                     f"{path} holds no loss inputs, as `asyncrl replay RUN --step N --out FILE` writes them"
                 )
             return _read(file, json.loads(metadata["inputs"]))
-    except (OSError, SafetensorError) as error:
+    except TraceError:
+        raise
+    # A damaged description: not JSON, or of names, places and numbers that the tensors do not have.
+    except (OSError, SafetensorError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise TraceError(f"{path} cannot be read as loss inputs: {error}") from error
 
 

@@ -100,7 +100,12 @@ class _Recorded:
         self._file = file
         self._names = set(file.keys())
         format_ = check_format(path, metadata, "recorded tensors", _FORMAT)
-        self._columns: Sequence[str] = COLUMNS if format_ is None else json.loads(metadata["columns"])
+        try:
+            self._columns: Sequence[str] = (
+                COLUMNS if format_ is None else list(map(str, json.loads(metadata["columns"])))
+            )
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise TraceError(f"{path} does not say which columns it has: {error!r}") from error
 
     def values(self, work: TrainWork, batch: MicroBatch) -> dict[str, list[torch.Tensor]]:
         """Return what the rank read for a micro-batch: every put's columns, the stage's later ones, and extras."""

@@ -4,7 +4,9 @@ Invariant: what is written is of one version, the one that was held, whatever is
 """
 
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import torch
 from asyncrl.engine.errors import AsyncRLError, NotWritten
 from asyncrl.trainers.backends.base import Stateful
 from asyncrl.trainers.rank_state.host_copy import HostCopy
-from asyncrl.trainers.rank_state.index import FORMAT, Index, RandomStates, index_name
+from asyncrl.trainers.rank_state.index import FORMAT, Index, RandomStates
 from asyncrl.trainers.rank_state.random_states import random_states, restore_random
 from asyncrl.trainers.rank_state.saved import SavedState
 from asyncrl.trainers.rank_state.shards import SHARD_BYTES, crc32_of, write_shards
@@ -27,13 +29,25 @@ class _Held:
     random: RandomStates
 
 
+def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
+
+
 class StateKeeper:
     """Of rank `rank` among `ranks`. All replicas are equal: rank 0 writes, others write only their random states."""
 
-    def __init__(self, rank: int, ranks: int, *, shard_bytes: int = SHARD_BYTES) -> None:
+    def __init__(
+        self,
+        rank: int,
+        ranks: int,
+        *,
+        shard_bytes: int = SHARD_BYTES,
+        free_bytes: Callable[[Path], int] = _free_bytes,
+    ) -> None:
         self._rank = rank
         self._ranks = ranks
         self._shard_bytes = shard_bytes
+        self._free_bytes = free_bytes
         self._copy = HostCopy()
         self._held: _Held | None = None
         self._frozen_sums: dict[str, int] | None = None
@@ -56,13 +70,14 @@ class StateKeeper:
             raise AsyncRLError(f"rank{self._rank} was asked to save its state, and holds none")
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # An index that a try before this one left would name files that are written anew.
-            (folder / index_name(self._rank)).unlink(missing_ok=True)
-            entries = write_shards(held.tensors, folder, stem=f"rank-{self._rank:05}", shard_bytes=self._shard_bytes)
+            self._remove_own(folder)
+            self._check_room(folder, held)
+            entries = write_shards(held.tensors, folder, stem=self._stem, shard_bytes=self._shard_bytes)
             index = Index(FORMAT, self._rank, self._ranks, held.version, entries, self._sums(held.frozen), held.random)
             _sync(index.write(folder))
             _sync(folder)
         except OSError as error:
+            self._remove_own(folder)
             raise NotWritten.of(folder, error) from error
 
     def load(self, folder: Path, backend: Stateful) -> int:
@@ -77,6 +92,22 @@ class StateKeeper:
         if random is not None:
             restore_random(random, backend.training_state().device)
         return saved.version
+
+    @property
+    def _stem(self) -> str:
+        return f"rank-{self._rank:05}"
+
+    def _remove_own(self, folder: Path) -> None:
+        """Remove what a try before this one left: its index would name files that are written anew."""
+        for path in folder.glob(f"{self._stem}*"):
+            with suppress(OSError):
+                path.unlink()
+
+    def _check_room(self, folder: Path, held: _Held) -> None:
+        """OSError if the disk is too small. To find out by filling it would take the event log's last bytes, too."""
+        needed, free = sum(tensor.nbytes for tensor in held.tensors.values()), self._free_bytes(folder)
+        if free < needed:
+            raise OSError(f"the state needs {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free")
 
     def _sums(self, frozen: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Weights that are never trained have one checksum for the whole run."""

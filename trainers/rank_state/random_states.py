@@ -30,7 +30,7 @@ def restore_random(states: RandomStates, device: torch.device) -> None:
             torch.cuda.set_rng_state(_tensor(states.cuda), device)
         random.setstate(states.python)
         np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
-    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+    except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError) as error:
         raise CheckpointBroken(f"a saved random state cannot be restored: {error}") from error
 
 

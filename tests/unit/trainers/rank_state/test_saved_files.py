@@ -232,6 +232,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: change_index(f, lambda body: body["tensors"]["a"].update(dtype="F13")),
         "a has the unknown type 'F13'",
     ),
+    "a random state of NumPy": (
+        lambda f: change_index(f, lambda body: body["random"]["numpy"][1].pop()),
+        "random state cannot be restored",
+    ),
     "a random state": (
         lambda f: change_index(f, lambda body: body["random"].update(torch="00ff")),
         "random state cannot be restored",
@@ -271,19 +275,31 @@ def test_a_state_of_another_model_is_refused_before_anything_is_changed(
     assert float(run.tensors["step"]) == 0
 
 
-def test_a_save_that_fails_can_be_tried_again_and_leaves_no_index(tmp_path: Path) -> None:
-    keeper = StateKeeper(0, 1)
+def test_a_save_that_fails_can_be_tried_again_and_leaves_nothing(tmp_path: Path) -> None:
+    keeper, second = StateKeeper(0, 1, shard_bytes=40), "rank-00000-2.safetensors"
     with pytest.raises(AsyncRLError, match="rank0 was asked to save its state, and holds none"):
         keeper.save(tmp_path)
     keeper.hold(some(), 1)
     keeper.save(tmp_path / "a")
-    (tmp_path / "a" / FIRST).unlink()
-    (tmp_path / "a" / FIRST).mkdir()
-    with pytest.raises(NotWritten, match=FIRST):
+    (tmp_path / "a" / second).unlink()
+    (tmp_path / "a" / second / "inside").mkdir(parents=True)
+    with pytest.raises(NotWritten, match=second):
         keeper.save(tmp_path / "a")
-    assert not (tmp_path / "a" / "rank-00000.json").exists()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == [second]
     keeper.save(tmp_path / "b")
     assert load(tmp_path / "b") == 1
+
+
+def test_a_disk_without_room_is_told_before_it_is_filled(tmp_path: Path) -> None:
+    free = [47]
+    keeper = StateKeeper(0, 1, free_bytes=lambda _: free[0])
+    keeper.hold(Tensors({"a": torch.zeros(12)}, {}), 1)
+    with pytest.raises(NotWritten, match=r"the state needs 0\.00 GB, and 0\.00 GB are free"):
+        keeper.save(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    free[0] = 48
+    keeper.save(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_copy_that_fails_is_not_saved_as_the_version_before(tmp_path: Path) -> None:
