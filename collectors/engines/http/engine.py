@@ -23,12 +23,15 @@ from asyncrl.collectors.engines.http.kinds import KINDS
 from asyncrl.collectors.engines.http.routing import Replica, Router
 from asyncrl.collectors.engines.http.server import Reply
 from asyncrl.collectors.engines.http.settings import HTTPSettings
+from asyncrl.collectors.engines.in_flight import InFlightLimit
 from asyncrl.collectors.engines.state_files import StateFiles
 from asyncrl.collectors.engines.stop_text import Text
 from asyncrl.engine.errors import AsyncRLError, GenerationError, VersionError
 
 _PROBE_EVERY_S = 2.0
 _PROBES_PER_OUTAGE = 10
+_PRESSURE_EVERY_S = 0.25
+"""Time between two questions how full a replica is: a limit grows by one with each at most; each costs it some ms."""
 _ABORT_AGAIN_S = 0.5
 _ABORT_TRIES = 20
 _ROUNDS = 5
@@ -50,8 +53,11 @@ class HTTPEngine(EngineElsewhere):
         make, folder = KINDS[settings.kind], Path(settings.model_path)
         self._settings = settings
         self._probe_every_s = min(_PROBE_EVERY_S, settings.outage_s / _PROBES_PER_OUTAGE)
-        replicas = [Replica(make(Client(url, timeout_s=settings.answer_s), folder), url) for url in settings.urls]
-        self._router = Router(replicas, settings.rows)
+        replicas = [
+            Replica(make(Client(url, timeout_s=settings.answer_s), folder), url, InFlightLimit(settings.rows))
+            for url in settings.urls
+        ]
+        self._router = Router(replicas)
         super().__init__(max_length=settings.max_length, limit=self._router.limit, text=text)
         self._fleet = Fleet(self._router, self._admission.admit, settings.answer_s)
         self._files = StateFiles(settings.model_path, getattr(torch, settings.dtype), Path(settings.weights_folder))
@@ -60,23 +66,35 @@ class HTTPEngine(EngineElsewhere):
 
     async def run(self) -> None:
         """Probe the replicas until cancelled; GenerationError after `outage_s` without any."""
-        seen, outage_s = anyio.current_time(), self._settings.outage_s
         self._admission.open()
         try:
-            while True:
-                # A replica that hangs answers no probe for long: an update must not wait for that.
-                well = await self._fleet.probe()
-                if well:
-                    async with self._control:
-                        await self._fleet.take_back(well, self._version, self._files.served, held=self._paused)
-                if self._router.up:
-                    seen = anyio.current_time()
-                elif anyio.current_time() - seen > outage_s:
-                    raise GenerationError(self._outage())
-                await anyio.sleep(self._probe_every_s)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._adapt)
+                await self._probe_until_outage()
+                tasks.cancel_scope.cancel()
+            raise GenerationError(self._outage())
         finally:
             with anyio.CancelScope(shield=True):
                 await self.close()
+
+    async def _probe_until_outage(self) -> None:
+        seen, outage_s = anyio.current_time(), self._settings.outage_s
+        while self._router.up or anyio.current_time() - seen <= outage_s:
+            # A replica that hangs answers no probe for long: an update must not wait for that.
+            well = await self._fleet.probe()
+            if well:
+                async with self._control:
+                    await self._fleet.take_back(well, self._version, self._files.served, held=self._paused)
+            if self._router.up:
+                seen = anyio.current_time()
+            await anyio.sleep(self._probe_every_s)
+
+    async def _adapt(self) -> None:
+        """Ask the replicas how full they are while they generate: a held one stays full, and would be cut for it."""
+        while True:
+            await anyio.sleep(_PRESSURE_EVERY_S)
+            if self._admission.running and not self._paused and not self._control.locked():
+                await self._fleet.adapt()
 
     async def abort(self, ids: Sequence[str] | None = None) -> None:
         """End requests, all by default, each with the partial result `abort`, also while paused."""
@@ -197,6 +215,11 @@ class HTTPEngine(EngineElsewhere):
         if not self._router.up:
             raise VersionError(self._outage())
         return self._files
+
+    def _cache_used(self) -> float:
+        """Return the mean over the replicas that are up and tell it."""
+        told = [replica.cache_used for replica in self._router.up if replica.tells]
+        return sum(told) / len(told) if told else 0.0
 
     def _outage(self) -> str:
         limit_s = self._settings.outage_s

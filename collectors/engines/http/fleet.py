@@ -53,6 +53,26 @@ class Fleet:
                 tasks.start_soon(ask, replica)
         return well
 
+    async def adapt(self) -> None:
+        """Ask replicas how full they are, at once, and send each as many requests as it takes."""
+
+        async def ask(replica: Replica) -> None:
+            try:
+                pressure = await replica.server.pressure()
+            except GenerationError:
+                return  # Whether it is down is for a probe to tell, which has its own deadline.
+            replica.tells = pressure is not None
+            if pressure is None:
+                return
+            replica.cache_used = pressure.cache_used
+            if replica.in_flight.observe(pressure, in_flight=replica.outstanding, now=anyio.current_time()):
+                self._changed()
+
+        async with anyio.create_task_group() as tasks:
+            for replica in self._router.up:
+                if replica.tells:
+                    tasks.start_soon(ask, replica)
+
     async def take_back(self, well: Sequence[Replica], version: int, file: Path | None, *, held: bool) -> None:
         """Give replicas the version that serves, from its file or the checkpoint, and then requests."""
 
@@ -134,7 +154,7 @@ class Fleet:
             await server.label(version)
         if not held:
             await server.go_on()
-        replica.holds, replica.up, replica.cause = version, True, ""
+        replica.holds, replica.up, replica.cause, replica.tells = version, True, "", True
         log.info("a server takes requests", server=replica.url, version=version, servers=len(self._router.up))
         self._changed()
 

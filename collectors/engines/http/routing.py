@@ -1,4 +1,4 @@
-"""Which replica a request goes to: of those that are up, the one with the fewest requests outstanding.
+"""Which replica a request goes to: of those that are up and have room, the one with the fewest outstanding.
 
 Invariant: each request that goes out comes back once, to the same replica's count.
 """
@@ -12,23 +12,28 @@ import anyio
 
 from asyncrl.collectors.engines.http.client import ServerDown
 from asyncrl.collectors.engines.http.server import Server
+from asyncrl.collectors.engines.in_flight import InFlightLimit
 
 T = TypeVar("T")
 
 
 @dataclass(eq=False, slots=True)
 class Replica:
-    """A server, how many requests are out at it, and why it is not `up`.
+    """A server, how many requests are out at it and how many may be, and why it is not `up`.
 
-    `holds` is the version that it was seen to compute with; None if that is not known.
+    `holds` is the version that it was seen to compute with; None if that is not known. `tells` whether it says how full
+    its cache is, of which `cache_used` is the share in use.
     """
 
     server: Server
     url: str
+    in_flight: InFlightLimit
     up: bool = False
     outstanding: int = 0
     holds: int | None = None
     cause: str = ""
+    tells: bool = True
+    cache_used: float = 0.0
     waits: set[anyio.CancelScope] = field(default_factory=set)
 
     async def next(self, items: AsyncGenerator[T, None]) -> T | None:
@@ -49,11 +54,10 @@ class Replica:
 
 
 class Router:
-    """Routes over replicas, each of which takes `rows` requests at once."""
+    """Routes over replicas, each of which takes so many requests at once as its own limit says."""
 
-    def __init__(self, replicas: Sequence[Replica], rows: int) -> None:
+    def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = tuple(replicas)
-        self._rows = rows
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
@@ -71,14 +75,18 @@ class Router:
 
     def limit(self) -> int:
         """Return how many requests the replicas that are up take at once."""
-        return self._rows * len(self.up)
+        return sum(replica.in_flight.limit for replica in self.up)
 
     def least(self) -> Replica | None:
         """Return where the next request goes; the first of equals; None if no replica is up.
 
-        Example: of replicas with 3, 1 and 1 requests outstanding it is the second.
+        Example: of replicas with 3, 1 and 1 requests outstanding it is the second; if that takes 1 at once, the third.
         """
-        return min(self.up, key=lambda replica: replica.outstanding, default=None)
+        return min(
+            self.up,
+            key=lambda replica: (replica.outstanding >= replica.in_flight.limit, replica.outstanding),
+            default=None,
+        )
 
     @contextmanager
     def out(self, replica: Replica) -> Iterator[None]:

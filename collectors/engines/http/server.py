@@ -8,6 +8,10 @@ from typing import Any, Protocol
 from asyncrl.collectors.engines.answer import Answer
 from asyncrl.collectors.engines.base import Finish, Request, Spans
 from asyncrl.collectors.engines.http.client import Client
+from asyncrl.collectors.engines.in_flight import Pressure
+
+PRESSURE_TIMEOUT_S = 2.0
+"""What a server says of its cache is of no use later; whether it lives is for probes to tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,9 @@ class Server(Protocol):
 
     async def probe(self, timeout_s: float) -> None:
         """Return if the server is healthy."""
+
+    async def pressure(self) -> Pressure | None:
+        """Return how full it is, its preemptions counted from the first call on; None if it does not tell."""
 
     async def version(self) -> int | None:
         """Return the version with which it stamps tokens; None if it has no number yet."""

@@ -10,7 +10,8 @@ import torch
 from asyncrl.collectors.engines.answer import Answer
 from asyncrl.collectors.engines.base import Request
 from asyncrl.collectors.engines.http.client import Client, Refused
-from asyncrl.collectors.engines.http.server import Reply, Wanted, differing_shape, finish_of
+from asyncrl.collectors.engines.http.server import PRESSURE_TIMEOUT_S, Reply, Wanted, differing_shape, finish_of
+from asyncrl.collectors.engines.in_flight import Pressure
 from asyncrl.collectors.engines.weight_check import OpenFiles
 
 _LOAD_TIMEOUT_S = 600.0
@@ -73,6 +74,20 @@ class SGLangServer:
     async def probe(self, timeout_s: float) -> None:
         # Its /health makes a token, which none does while it is held. When its scheduler dies, all of it ends.
         await self._client.get("/model_info", timeout_s=timeout_s, tries=1)
+
+    async def pressure(self) -> Pressure | None:
+        """Ask for its loads; it takes requests back without counting them, so its cache alone tells."""
+        try:
+            answer = await self._client.get("/v1/loads", timeout_s=PRESSURE_TIMEOUT_S, tries=1)
+        except Refused:
+            return None
+        try:
+            loads = answer["loads"]
+            return Pressure(
+                max(load["token_usage"] for load in loads), sum(load["num_waiting_reqs"] for load in loads), 0
+            )
+        except (KeyError, TypeError, ValueError):  # Another version's answer.
+            return None
 
     async def version(self) -> int | None:
         label = str((await self._client.get("/model_info"))["weight_version"])

@@ -13,7 +13,9 @@ from typing import Any
 from asyncrl.collectors.engines.answer import Answer
 from asyncrl.collectors.engines.base import Request
 from asyncrl.collectors.engines.http.client import Client, Refused, ServerDown
-from asyncrl.collectors.engines.http.server import Reply, Wanted, differing_shape, finish_of
+from asyncrl.collectors.engines.http.metrics_page import values
+from asyncrl.collectors.engines.http.server import PRESSURE_TIMEOUT_S, Reply, Wanted, differing_shape, finish_of
+from asyncrl.collectors.engines.in_flight import Pressure
 
 _GENERATE = "/inference/v1/generate"
 _LOAD_TIMEOUT_S = 600.0
@@ -21,6 +23,7 @@ _BACKEND = "asyncrl_file"
 _EXTENSION = "--worker-extension-cls asyncrl.collectors.engines.vllm.worker.WorkerExtension"
 _TRANSFER = """--weight-transfer-config '{"backend": "asyncrl_file"}'"""
 _ABSENT = (403, 404, 405)
+_PRESSURE = ("vllm:kv_cache_usage_perc", "vllm:num_requests_waiting", "vllm:num_preemptions_total")
 _ALL = (
     "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model FOLDER --enable-scale-out "
     f"--logprobs-mode processed_logprobs {_EXTENSION} {_TRANSFER}"
@@ -33,6 +36,7 @@ class VLLMServer:
     def __init__(self, client: Client, checkpoint: Path) -> None:
         self._client = client
         self._checkpoint = checkpoint
+        self._preempted_before: int | None = None
 
     async def generate(self, name: str, request: Request, answer: Answer, salt: str) -> AsyncGenerator[Reply, None]:
         """Yield one reply per event of a stream; only one without `request.stream`."""
@@ -75,6 +79,20 @@ class VLLMServer:
 
     async def probe(self, timeout_s: float) -> None:
         await self._client.get("/health", timeout_s=timeout_s, tries=1)
+
+    async def pressure(self) -> Pressure | None:
+        """Read its metrics; with several engines behind it, the fullest counts."""
+        try:
+            page = str(await self._client.get("/metrics", timeout_s=PRESSURE_TIMEOUT_S, tries=1))
+        except Refused:
+            return None
+        used, waiting, preempted = (values(page, metric) for metric in _PRESSURE)
+        if not used or not waiting or not preempted:  # --disable-log-stats, or another version's names.
+            return None
+        total = int(sum(preempted))
+        if self._preempted_before is None:
+            self._preempted_before = total
+        return Pressure(max(used), int(sum(waiting)), total - self._preempted_before)
 
     async def version(self) -> int | None:
         label = (await self._client.get("/weight_info"))["weight_version"]

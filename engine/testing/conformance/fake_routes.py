@@ -79,6 +79,23 @@ def vllm_routes(server: "FakeServer") -> list[tuple[str, str, Route]]:
     async def health(_: web.Request) -> web.Response:
         return web.Response()
 
+    async def metrics(_: web.Request) -> web.Response:
+        # Two engines behind one server, the first of them idle.
+        load, labels = server.load_told, ('{engine="0",model_name="m"}', '{engine="1",model_name="m"}')
+        told = (
+            {}
+            if load is None
+            else {
+                "kv_cache_usage_perc": load.cache_used,
+                "num_requests_waiting": load.waiting,
+                "num_preemptions_total": load.preemptions,
+            }
+        )
+        lines = ["# HELP vllm:kv_cache_usage_perc KV-cache usage."]
+        for name, value in told.items():
+            lines += [f"vllm:{name}{labels[0]} 0.0", f"vllm:{name}{labels[1]} {float(value)}"]
+        return web.Response(text="\n".join(lines))
+
     async def version(_: web.Request) -> web.Response:
         return web.json_response({"version": "0.32.0"})
 
@@ -123,6 +140,7 @@ def vllm_routes(server: "FakeServer") -> list[tuple[str, str, Route]]:
         ("POST", "/abort_requests", abort),
         ("GET", "/health", health),
         ("GET", "/version", version),
+        ("GET", "/metrics", metrics),
         ("GET", "/weight_info", weight_info),
         ("POST", "/pause", pause),
         ("POST", "/resume", resume),
@@ -166,6 +184,14 @@ def sglang_routes(server: "FakeServer") -> list[tuple[str, str, Route]]:
     async def health(_: web.Request) -> web.Response:
         return web.Response()
 
+    async def loads(_: web.Request) -> web.Response:
+        load = server.load_told
+        if load is None:
+            return web.Response(status=404)
+        idle = {"dp_rank": 0, "token_usage": 0.0, "num_waiting_reqs": 0}
+        busy = {"dp_rank": 1, "token_usage": load.cache_used, "num_waiting_reqs": load.waiting}
+        return web.json_response({"version": "0.5.23", "loads": [idle, busy]})
+
     async def model_info(_: web.Request) -> web.Response:
         return web.json_response({"weight_version": server.label or "default"})
 
@@ -208,6 +234,7 @@ def sglang_routes(server: "FakeServer") -> list[tuple[str, str, Route]]:
         ("POST", "/abort_request", abort),
         ("GET", "/health", health),
         ("GET", "/model_info", model_info),
+        ("GET", "/v1/loads", loads),
         ("POST", "/pause_generation", pause),
         ("POST", "/continue_generation", go_on),
         ("POST", "/flush_cache", flush),

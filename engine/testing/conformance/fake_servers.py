@@ -13,6 +13,7 @@ from aiohttp import web
 from safetensors.torch import load_file
 
 from asyncrl.collectors.engines.base import Result
+from asyncrl.collectors.engines.in_flight import Pressure
 from asyncrl.engine.testing.conformance.fake_routes import sglang_routes, vllm_routes
 from asyncrl.engine.testing.scripted_engine import ScriptedEngine
 
@@ -25,7 +26,8 @@ class FakeServer:
 
     `asked` counts requests. The next `refuse` loads fail; with `forget` they report success and load nothing. While it
     is `hung` it answers nothing more. `missing` are routes that it does not have, for want of an option at its start,
-    each with the status of what it answers there. `about` is what its workers say of themselves.
+    each with the status of what it answers there. `about` is what its workers say of themselves, `load_told` what it
+    says of its load, None for nothing.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class FakeServer:
         self.forget = False
         self.asked = 0
         self.hung = False
+        self.load_told: Pressure | None = Pressure(cache_used=0.0, waiting=0, preemptions=0)
         self.missing: dict[str, int] = {}
         self.about: dict[str, Any] = {
             "backend": "asyncrl_file",

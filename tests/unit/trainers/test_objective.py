@@ -62,6 +62,22 @@ def test_the_ratio_is_to_the_behaviour_policy() -> None:
     assert int(sums.clipped) == 4
 
 
+@pytest.mark.parametrize("clip_high", [0.28, 1e6])
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_stale_token_is_weighted_by_its_ratio_to_the_sampler_in_either_loss(
+    decoupled: bool, clip_high: float
+) -> None:
+    """CASE-J7: no option trains older tokens as if they were on policy; a wide clip leaves the correction alone."""
+    behaviour = rows(-1.0, -1.0)
+    logprob = (behaviour + 0.2).requires_grad_()
+    advantage = rows(1.5, -0.5)
+    proximal = Proximal(logprob.detach(), cap=10.0) if decoupled else None
+    mask = torch.ones(2, dtype=torch.bool)
+    sums = policy_loss_sums(logprob, behaviour, advantage, mask, Clip(0.2, clip_high, 3.0), proximal=proximal)
+    sums.loss.backward()  # type: ignore[no-untyped-call]
+    assert torch.allclose(logprob.grad, -advantage * math.exp(0.2))  # type: ignore[arg-type]
+
+
 def test_on_policy_the_ratio_is_one_and_the_gradient_is_minus_the_advantage() -> None:
     logprob = rows(-0.3, -2.0, -7.0).requires_grad_()
     advantage = rows(1.5, -0.5, 0.0)

@@ -209,6 +209,15 @@ def test_metric_sums_are_over_tokens_and_fillers_add_none(
     assert found["kl_sum"] / found["tokens"] == pytest.approx((10 * k3(0.1) + 2 * k3(0.9)) / 12, rel=1e-9)
 
 
+def test_eight_samples_on_two_ranks_count_eight_times(causal_mean: Any, make_sample: Any, train_step: Any) -> None:
+    """CASE-I3: gathered twice, each would count two times; the sums of one rank are those of two."""
+    samples = [make_sample((2 + n,) * 4, 1, 1.0, gap=0.1 * n) for n in range(8)]
+    alone, both = (sums(train_step(causal_mean, samples, ranks=ranks)) for ranks in (1, 2))
+    assert alone["tokens"] == both["tokens"] == 8 * 3
+    assert both["kl_sum"] == pytest.approx(alone["kl_sum"], rel=1e-9)
+    assert alone["kl_sum"] == pytest.approx(sum(3 * k3(0.1 * n) for n in range(8)), rel=1e-9)
+
+
 def test_an_empty_response_adds_nothing(causal_mean: Any, varied: Any, make_sample: Any, train_step: Any) -> None:
     """D13: a prompt-only sample beside others, and in a micro-batch of its own."""
     whole = train_step(causal_mean, varied)

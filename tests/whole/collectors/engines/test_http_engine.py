@@ -13,7 +13,9 @@ from structlog.testing import capture_logs
 
 from asyncrl.collectors.engines.base import Request, Sampling
 from asyncrl.collectors.engines.http.engine import HTTPEngine
+from asyncrl.collectors.engines.http.routing import Router
 from asyncrl.collectors.engines.http.settings import HTTPSettings
+from asyncrl.collectors.engines.in_flight import Pressure
 from asyncrl.engine.errors import GenerationError, VersionError
 from asyncrl.engine.testing.conformance.engine_contract import CONTRACT, Stream, Trial, reading
 from asyncrl.engine.testing.conformance.engine_trials import VOCABULARY, serving
@@ -85,6 +87,79 @@ def test_requests_go_to_the_replica_with_the_fewest_outstanding(kind: str, check
             reading(trial, *(trial.long_request() for _ in range(6))),
         ):
             assert [(await server.engine.stats()).running for server in servers] == [3, 3]
+
+    held(run)
+
+
+@asynccontextmanager
+async def asking(trial: Trial, count: int) -> AsyncIterator[None]:
+    """Have so many long requests out, and cancel what is left of them at the end."""
+    async with anyio.create_task_group() as tasks:
+        for _ in range(count):
+            tasks.start_soon(trial.run, trial.long_request())
+        yield
+        tasks.cancel_scope.cancel()
+
+
+def router_of(trial: Trial) -> Router:
+    assert isinstance(trial.engine, HTTPEngine)
+    return trial.engine._router
+
+
+async def limit_reaches(trial: Trial, limit: int) -> None:
+    while router_of(trial).limit() != limit:
+        await anyio.sleep(0.01)
+
+
+@KINDS
+def test_a_replica_whose_cache_is_full_gets_fewer_requests_at_once_until_it_has_room(
+    kind: str, checkpoint: Path
+) -> None:
+    async def run() -> None:
+        async with trial_of(kind, checkpoint, replicas=2, token_s=0.02) as (trial, (full, calm)):
+            full.load_told = Pressure(cache_used=0.97, waiting=0, preemptions=0)
+            async with asking(trial, 60):
+                await limit_reaches(trial, 6 + 8)
+                # Those that it had end first.
+                while (await full.engine.stats()).running > 6:
+                    await anyio.sleep(0.01)
+                for _ in range(20):
+                    assert (await full.engine.stats()).running <= 6
+                    await anyio.sleep(0.01)
+                assert (await calm.engine.stats()).running == 8
+                assert (await trial.engine.stats()).cache_used == pytest.approx(0.97 / 2)
+                full.load_told = Pressure(cache_used=0.5, waiting=0, preemptions=0)
+                await limit_reaches(trial, 8 + 8)
+
+    held(run)
+
+
+@KINDS
+def test_a_replica_that_does_not_tell_its_load_keeps_the_configured_width(kind: str, checkpoint: Path) -> None:
+    async def run() -> None:
+        async with trial_of(kind, checkpoint, token_s=0.02) as (trial, (server,)):
+            server.load_told = None
+            async with asking(trial, 8):
+                while router_of(trial).replicas[0].tells:
+                    await anyio.sleep(0.01)
+                server.load_told = Pressure(cache_used=1.0, waiting=9, preemptions=9)
+                await anyio.sleep(0.4)
+                assert router_of(trial).limit() == 8
+
+    held(run)
+
+
+def test_preemptions_of_before_the_run_hold_nothing_back(checkpoint: Path) -> None:
+    """vLLM counts since its start; only those that come now are a reason for fewer requests."""
+
+    async def run() -> None:
+        async with trial_of("vllm", checkpoint, token_s=0.02) as (trial, (server,)):
+            server.load_told = Pressure(cache_used=0.5, waiting=0, preemptions=500)
+            async with asking(trial, 8):
+                await anyio.sleep(0.6)
+                assert router_of(trial).limit() == 8
+                server.load_told = Pressure(cache_used=0.5, waiting=0, preemptions=501)
+                await limit_reaches(trial, 6)
 
     held(run)
 
@@ -168,7 +243,7 @@ def test_a_death_is_told_once_with_its_cause_and_so_is_the_return(checkpoint: Pa
                 await servers[0].kill()
                 await anyio.sleep(0.2)
                 await servers[0].start(tasks)
-                while len(trial.engine._router.up) < 2:  # type: ignore[attr-defined]
+                while len(router_of(trial).up) < 2:
                     await anyio.sleep(0.01)
                 await servers[0].kill()
         of_it = [entry for entry in logs if entry["server"] == servers[0].url]
@@ -202,7 +277,7 @@ def test_a_number_that_an_earlier_run_left_proves_nothing(checkpoint: Path) -> N
             await servers[0].start(tasks)
             servers[0].label, servers[0].weights = "1", state(7)
             with anyio.fail_after(5):
-                while len(trial.engine._router.up) < 2:  # type: ignore[attr-defined]
+                while len(router_of(trial).up) < 2:
                     await anyio.sleep(0.01)
             assert servers[0].weights["norm.weight"].tolist() == [1.0] * 4
             await servers[0].kill()
