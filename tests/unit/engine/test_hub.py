@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from asyncrl.configs import Loaded, load
 from asyncrl.configs.load import as_overrides
 from asyncrl.engine.errors import ConfigError
-from asyncrl.engine.model.hub import fetch_in_process, source_of
+from asyncrl.engine.model.hub import Fetch, fetch_in_process, source_of
 from asyncrl.engine.model.hub_fetch import answer
 from asyncrl.engine.running.named_model import what_comes_first, with_cached_model, with_model
 
@@ -50,7 +50,7 @@ def named(**values: object) -> Loaded:
     return load("default", as_overrides({"model": {"path": NAME, **values}}))
 
 
-def gives(**answer: str) -> object:
+def gives(**answer: str) -> Fetch:
     def fetch(name: str, revision: str, timeout_s: float) -> Mapping[str, str]:
         assert (name, timeout_s) == (NAME, 3600.0)
         return answer
