@@ -109,7 +109,7 @@ def test_a_download_that_was_interrupted_does_not_count_as_cached(
     cache: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     keep(cache, without=lost)
-    assert what_comes_first(named()) == "fetch it from the Hugging Face Hub, where it must be"
+    assert what_comes_first(named()) == "fetch it from the Hugging Face Hub, if it is there"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match=r"is not in the cache .* and HF_HUB_OFFLINE is set"):
         with_model(named(), print, fetch=unasked)
