@@ -49,7 +49,9 @@ def answer(name: str, revision: str) -> dict[str, str]:
         return {"folder": fetch(name, revision)}
     except Exception as error:  # The edge of the process: the one that started it makes an error of its own of it.
         kind = next((kind for type_, kind in _KINDS if isinstance(error, type_)), "failed")
-        return {"kind": kind, "detail": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+        # Behind what the cache lacks is why the hub was not asked.
+        cause = error.__cause__ or error if kind == "unreachable" else error
+        return {"kind": kind, "detail": " ".join(f"{type(cause).__name__}: {cause}".split())[:300]}
 
 
 if __name__ == "__main__":

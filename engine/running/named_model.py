@@ -26,7 +26,7 @@ def what_comes_first(loaded: Loaded) -> str | None:
         return "convert it into the cache, which takes about a minute"
     model = loaded.config.model
     if is_on_hub(model.path) and cached_snapshot(str(model.path), model.revision) is None:
-        return "fetch it from the Hugging Face Hub, where it must be"
+        return "fetch it from the Hugging Face Hub, if it is there"
     return None
 
 

@@ -72,3 +72,22 @@ def test_the_first_packed_step_of_a_checkpoint_is_on_policy(
     assert (started["cost"] is not None) is known
     warned = "the FLOPs of this model are not known" in (folder / "out" / "log.jsonl").read_text(encoding="utf-8")
     assert warned is not known
+
+
+def test_an_adapter_alone_and_layers_that_do_not_exist_are_refused(
+    save_checkpoint: Callable[..., Path], folder: Path
+) -> None:
+    """An adapter's folder names the merged model beside it; `generate` says the same."""
+    model = save_checkpoint(configured("Llama", **HEADS))
+    adapter = model.with_name("adapter")
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}", encoding="utf-8")
+    result = train(adapter, "--dry-run")
+    assert result.exit_code == 2
+    assert f"holds an adapter alone; take {model}, into which it is merged" in result.stderr
+    result = CliRunner().invoke(app, ["generate", str(adapter), "1"])
+    assert (result.exit_code, f"take {model}" in result.stderr) == (2, True)
+    result = train(model, "--dry-run", lora__rank=4, lora__target_modules=["w1"])
+    assert result.exit_code == 2
+    assert "lora.target_modules has 'w1', by which no layer's name ends" in result.stderr
+    assert train(model, "--dry-run", lora__rank=4).exit_code == 0

@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from asyncrl.configs import Loaded, load
 from asyncrl.configs.load import as_overrides
 from asyncrl.engine.errors import ConfigError
-from asyncrl.engine.model.hub import fetch_in_process, source_of
+from asyncrl.engine.model.hub import Fetch, fetch_in_process, source_of
 from asyncrl.engine.model.hub_fetch import answer
 from asyncrl.engine.running.named_model import what_comes_first, with_cached_model, with_model
 
@@ -50,7 +50,7 @@ def named(**values: object) -> Loaded:
     return load("default", as_overrides({"model": {"path": NAME, **values}}))
 
 
-def gives(**answer: str) -> object:
+def gives(**answer: str) -> Fetch:
     def fetch(name: str, revision: str, timeout_s: float) -> Mapping[str, str]:
         assert (name, timeout_s) == (NAME, 3600.0)
         return answer
@@ -109,7 +109,7 @@ def test_a_download_that_was_interrupted_does_not_count_as_cached(
     cache: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     keep(cache, without=lost)
-    assert what_comes_first(named()) == "fetch it from the Hugging Face Hub, where it must be"
+    assert what_comes_first(named()) == "fetch it from the Hugging Face Hub, if it is there"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match=r"is not in the cache .* and HF_HUB_OFFLINE is set"):
         with_model(named(), print, fetch=unasked)

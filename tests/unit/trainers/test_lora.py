@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from asyncrl.engine.model.lora import add_adapter
 from asyncrl.trainers.backends.base import Rows
 from asyncrl.trainers.backends.torch_backend import TorchBackend
 from asyncrl.trainers.loss.objective import Clip
+from asyncrl.trainers.rank_state.keeper import StateKeeper
+from asyncrl.trainers.rank_state.saved import SavedState
 
 Make = Callable[..., TorchBackend]
 LORA = Lora(rank=3, alpha=5.0, target_modules=["q_proj", "down_proj", "lm_head"])
@@ -116,3 +119,25 @@ def test_the_reference_is_the_model_without_its_adapter_and_without_a_copy(
     backend.accumulate(replace(rows, logprobs=before, reference_logprobs=reference), 5)
     assert float(backend.gradients().abs().max()) > 0
     assert all(torch.equal(mine, other) for mine, other in zip(backend.logprobs(rows), before, strict=True))
+
+
+def test_a_saved_state_of_an_adapter_continues_bit_for_bit(
+    small_llama: Any, make_backend: Make, tmp_path: Path
+) -> None:
+    """The base is not written: it is loaded anew, and only its checksums are compared."""
+
+    def step(backend: TorchBackend) -> None:
+        backend.accumulate_supervised([IDS[0]], [2], 3)
+        backend.apply(backend.gradients(), learning_rate=0.1)
+
+    first = make_backend(adapted_model(small_llama))
+    step(first)
+    keeper = StateKeeper(0, 1)
+    keeper.hold(first, 1)
+    keeper.save(tmp_path)
+    assert not any("base_layer" in name or "embed" in name for name in SavedState(tmp_path).names)
+    second = make_backend(add_adapter(copy.deepcopy(small_llama), LORA, seed=9))
+    assert StateKeeper(0, 1).load(tmp_path, second) == 1
+    for backend in (first, second):
+        step(backend)
+    assert all(torch.equal(value, second.state()[name]) for name, value in first.state().items())
