@@ -68,12 +68,9 @@ class TorchSettings:
             importance_cap=trainer.importance_cap,
             reference_kl=trainer.reference_kl,
             align=trainer.align,
-<<<<<<< HEAD
             share_prompts=trainer.share_prompts,
-=======
             decay_vectors=trainer.decay_vectors,
             recompute=trainer.activation_checkpointing,
->>>>>>> fix-lean
         )
 
 
