@@ -207,7 +207,7 @@ def test_a_damaged_file_is_read_or_refused(reader: Reader, data: st.DataObject, 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
 @given(data=st.data())
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 def test_many_damaged_files_are_read_or_refused(reader: Reader, data: st.DataObject, tmp_path_factory: Any) -> None:
     _check(reader, data, tmp_path_factory.mktemp("damaged"))
 
