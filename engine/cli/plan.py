@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from asyncrl.engine.cli.options import fail
+from asyncrl.engine.cli.options import fail, number
 
 if TYPE_CHECKING:
     from asyncrl.engine.events.types import Planned, StepEnded
@@ -28,7 +28,9 @@ def _plan() -> None:
 @app.command("show")
 def show(
     run: Annotated[str, typer.Argument(help="A run's folder.")],
-    step: Annotated[int | None, typer.Option(help="The step to show; the last one by default.")] = None,
+    step: Annotated[
+        int | None, typer.Option(parser=number(0), metavar="N", help="The step to show; the last one by default.")
+    ] = None,
 ) -> None:
     """Print tokens by rank and micro-batch, and the time and balance of the ranks, as planned and as measured.
 
