@@ -1,10 +1,10 @@
 """Describes in words what a field of the schema takes, for error messages and the reference."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -52,16 +52,18 @@ def _words(annotation: Any, metadata: Sequence[Any], too_much: bool) -> str | No
     return f"{name} {' and '.join(bounds)}" if bounds and annotation is not NoneType else name
 
 
-def _bounds(item: Any, too_much: bool) -> list[str]:
+def _bounds(item: Any, too_much: bool) -> Iterator[str]:
     match item:
         case FieldInfo():
-            return [words for part in item.metadata for words in _bounds(part, too_much)]
+            for part in item.metadata:
+                yield from _bounds(part, too_much)
         case Ge(ge=limit):
-            return [f"of at least {limit}"]
+            yield f"of at least {limit}"
         case Gt(gt=limit):
-            return [f"greater than {limit}"]
+            yield f"greater than {limit}"
         case Lt(lt=limit):
-            return [f"less than {limit}"]
+            yield f"less than {limit}"
+        case MinLen(min_length=1):
+            yield "that is not empty"
         case Le(le=limit) if too_much or limit <= 1:
-            return [f"of at most {limit}"]
-    return []
+            yield f"of at most {limit}"

@@ -42,6 +42,8 @@ def open_records(given: str, split: str | None = None, *, fetch: bool = False) -
     suffix = path.suffix.lower()
     if not path.exists() and suffix not in (*_JSONL, _PARQUET, ".json") and not path.is_absolute():
         return open_named(given, split, fetch=fetch)
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{given} is a pipe or a device; records are read in any order, so it must be a regular file")
     if split is not None:
         raise ConfigError(f"{given} is a file, and the split {split!r} was asked for; files have none, leave it out")
     try:

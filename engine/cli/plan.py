@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from asyncrl.engine.cli.options import fail
+from asyncrl.engine.cli.options import fail, number
 
 if TYPE_CHECKING:
     from asyncrl.engine.events.types import Planned, StepEnded
@@ -28,7 +28,9 @@ def _plan() -> None:
 @app.command("show")
 def show(
     run: Annotated[str, typer.Argument(help="A run's folder.")],
-    step: Annotated[int | None, typer.Option(help="The step to show; the last one by default.")] = None,
+    step: Annotated[
+        int | None, typer.Option(parser=number(0), metavar="N", help="The step to show; the last one by default.")
+    ] = None,
 ) -> None:
     """Print tokens by rank and micro-batch, and the time and balance of the ranks, as planned and as measured.
 
@@ -82,15 +84,15 @@ def _picture(plan: Planned, lengths: Mapping[str, int], ended: StepEnded | None)
     longest = max(1, *(sum(rank) for rank in loads))
     fillers = set(plan.filler_places) or _guessed_fillers(plan, updates)
     drawn = []
-    for number, rank in enumerate(loads):
+    for index, rank in enumerate(loads):
         blocks = [
-            f"[{('.' if (number, place) in fillers else '#') * max(1, round(tokens * _WIDTH / longest) - 2)}]"
+            f"[{('.' if (index, place) in fillers else '#') * max(1, round(tokens * _WIDTH / longest) - 2)}]"
             for place, tokens in enumerate(rank)
         ]
         drawn.append(" | ".join("".join(blocks[end - count : end]) for count, end in _ends(updates)))
-    for number, blocks_of_rank in enumerate(drawn):
-        row = f"rank {number:>3}  {sum(loads[number]):>8} tokens  {blocks_of_rank.ljust(max(map(len, drawn)))}"
-        yield f"{row}{_seconds(ended, number)}".rstrip()
+    for index, blocks_of_rank in enumerate(drawn):
+        row = f"rank {index:>3}  {sum(loads[index]):>8} tokens  {blocks_of_rank.ljust(max(map(len, drawn)))}"
+        yield f"{row}{_seconds(ended, index)}".rstrip()
     groups = [{row_of(key) for keys in rank for key in keys} for rank in plan.ranks]
     yield f"a group is read by {sum(map(len, groups)) / len(set().union(*groups)):.2f} ranks"
 

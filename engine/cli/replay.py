@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from asyncrl.engine.cli.options import FilterOption, SetOption, fail, see_user_folder
+from asyncrl.engine.cli.options import FilterOption, SetOption, fail, number, see_user_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,9 @@ def replay(
     ] = None,
     filter_: FilterOption = None,
     set_: SetOption = None,
-    step: Annotated[int | None, typer.Option(metavar="N", help="Rebuild the loss inputs of this step.")] = None,
+    step: Annotated[
+        int | None, typer.Option(parser=number(0), metavar="N", help="Rebuild the loss inputs of this step.")
+    ] = None,
     out: Annotated[str | None, typer.Option(metavar="FILE", help="File that --step writes (safetensors).")] = None,
 ) -> None:
     """Judge and plan a recorded run again. Exit code 0: identical, or a what-if; 1: a difference; 2: bad input.

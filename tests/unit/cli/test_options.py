@@ -306,6 +306,8 @@ def test_a_reward_that_reads_a_field_that_no_record_has_is_refused(command: Comm
         (("generate", "run", "7>", "--seed", "1.5"), ("--seed", "it is 1.5; it must be an integer of at least 0")),
         (("simulate", "--failed-share", "2"), ("--failed-share", "it is 2; it must be a number from 0 to 1")),
         (("simulate", "--mixed-share", "nan"), ("--mixed-share", "it is nan; it must be a number from 0 to 1")),
+        (("replay", "run", "--step", "x", "--out", "y"), ("--step", "it is x; it must be an integer of at least 0")),
+        (("plan", "show", "run", "--step", "-1"), ("--step", "it is -1; it must be an integer of at least 0")),
         (("trace", "slice", "run", "--out", "x", "--from", "-1"), ("--from", "it is -1; it must be an integer")),
     ],
 )

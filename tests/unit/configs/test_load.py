@@ -184,6 +184,12 @@ def test_an_entry_of_a_wrong_type_is_refused_with_what_to_write(text: str, hint:
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("path", ["data.path", "run.directory", "model.path"])
+def test_an_empty_path_is_refused(path: str) -> None:
+    """It would stand for the working folder."""
+    assert f"({path}) is ''; it must be a string that is not empty or null" in refusal(f"{path}=''")
+
+
 def test_what_just_fits_is_taken() -> None:
     settings("rollout.max_publish_lag=2", "rollout.max_staleness=2")
     settings("rollout.min_live=4", "rollout.group_size=4")

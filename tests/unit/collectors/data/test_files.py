@@ -1,5 +1,6 @@
 """Records of files: found by line, decoded when they are read, and named when they are bad."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,12 @@ def test_parquet_is_read_by_row_group_and_its_values_are_json(tmp_path: Path, mo
     (tmp_path / "bad.parquet").write_bytes(b"{}")
     with pytest.raises(ConfigError, match="cannot be read as Parquet"):
         open_records(str(tmp_path / "bad.parquet"))
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train.jsonl")
+    with pytest.raises(ConfigError, match=r"train\.jsonl is a pipe or a device; .* must be a regular file"):
+        open_records(str(tmp_path / "train.jsonl"))
 
 
 def test_a_folder_that_datasets_saved_is_read_by_split(tmp_path: Path) -> None:
