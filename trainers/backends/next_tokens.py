@@ -10,10 +10,10 @@ from asyncrl.trainers.backends.chosen import Scores, chosen_scores
 
 log = structlog.get_logger()
 
-# Elements of a chunk of logits: 512 MB in float32 on a GPU, whose kernels need large matrices, 16 MB on a CPU, where
-# larger ones leave its caches.
+# Elements of a chunk of logits: 512 MB in float32 on a GPU, whose kernels need large matrices, 64 MB on a CPU, where
+# glibc returns blocks of that size to the system, and loses room by smaller ones.
 CUDA_CHUNK = 2**27
-CPU_CHUNK = 2**22
+CPU_CHUNK = 2**24
 _TRIED = 100.0
 
 
