@@ -116,6 +116,38 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _learning_rate_agrees(self) -> "RunConfig":
+        trainer, steps = self.trainer, self.run.steps
+        kind, total = trainer.lr_schedule, trainer.lr_total_steps
+        if kind == "constant" and total is not None:
+            raise ValueError(
+                f"trainer.lr_total_steps is {total} and trainer.lr_schedule constant, which has no end; lr_total_steps "
+                "must be null, or lr_schedule linear or cosine"
+            )
+        if kind != "constant" and total is None and steps is None:
+            raise ValueError(
+                f"trainer.lr_schedule is {kind}, and trainer.lr_total_steps and run.steps are null; one of them must "
+                "say when the learning rate is lowest"
+            )
+        if total is not None and steps is not None and total < steps:
+            raise ValueError(
+                f"trainer.lr_total_steps is {total} and run.steps {steps}; lr_total_steps must be at least as many, or "
+                "the last steps would hardly learn"
+            )
+        end = total or steps
+        if end is not None and trainer.lr_warm_up_steps >= end:
+            name = "run.steps" if total is None else "trainer.lr_total_steps"
+            raise ValueError(
+                f"trainer.lr_warm_up_steps is {trainer.lr_warm_up_steps} and {name} {end}; the warm-up must be shorter"
+            )
+        if trainer.decay_vectors and not trainer.weight_decay:
+            raise ValueError(
+                "trainer.decay_vectors is true and trainer.weight_decay 0, by which nothing decays; decay_vectors must "
+                "be false, or weight_decay greater than 0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _lora_takes_effect(self) -> "RunConfig":
         lora, trainer = self.lora, self.trainer
         if lora.rank is None:

@@ -2,6 +2,7 @@
 
 LOSS = "train/loss"
 GRAD_NORM = "train/grad_norm"
+LEARNING_RATE = "train/learning_rate"
 RATIO_MEAN = "train/ratio_mean"
 CLIPPED_FRACTION = "train/clipped_fraction"
 KL_MEAN = "train/behaviour_kl_mean"

@@ -5,7 +5,7 @@ Invariant: after every update all ranks hold equal weights, because all apply th
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from asyncrl.trainers.feed import feed
 from asyncrl.trainers.fetch import Policy, Values, fetch_for
 from asyncrl.trainers.rank_state.keeper import StateKeeper
 from asyncrl.trainers.reducer import Reducer
+from asyncrl.trainers.schedule import Schedule
 from asyncrl.trainers.siblings import OnlyChild, Siblings
 
 
@@ -39,7 +40,8 @@ class RankSettings:
     """The number of this rank among all `ranks`, what it reads, and how it steps.
 
     `extras` are further tensor columns, which go to the backend with every micro-batch. `peak_flops` is the peak of its
-    device in FLOP/s; 0 if it is not known. A step takes at least `min_step_s`.
+    device in FLOP/s; 0 if it is not known. A step takes at least `min_step_s`. `learning_rate` is the highest, and
+    `schedule` says which part of it a step has.
     """
 
     rank: int
@@ -50,6 +52,7 @@ class RankSettings:
     fetch_policy: Policy = "auto"
     extras: tuple[str, ...] = ()
     peak_flops: float = 0.0
+    schedule: Schedule = field(default_factory=Schedule)
 
 
 class TrainerRank:
@@ -91,6 +94,7 @@ class TrainerRank:
         sums, norms = StepSums(), []
         seconds = waited_s = 0.0
         done_at = anyio.current_time() + self._settings.min_step_s
+        learning_rate = self._settings.learning_rate * self._settings.schedule.factor(work.step)
         micro_batches = iter(work.micro_batches)
         columns = (*COLUMNS, *work.columns, *self._settings.extras)
         async with feed(self._fetch, work.micro_batches, columns=columns) as fed:
@@ -104,7 +108,7 @@ class TrainerRank:
                     waited_s += started - asked
                     seconds += time.perf_counter() - started
                 version = work.step if number == len(work.parts) else None
-                norms.append(await self._update(self._settings.learning_rate, version))
+                norms.append(await self._update(learning_rate, version))
         await anyio.sleep(max(0.0, done_at - anyio.current_time()))
         return RankResult(
             loss=sums.loss / len(norms),
@@ -120,6 +124,7 @@ class TrainerRank:
             truncated=sums.truncated,
             reference_kl_sum=sums.reference_kl,
             entropy_sum=sums.entropy,
+            learning_rate=learning_rate,
             peak_flops=self._settings.peak_flops,
         )
 

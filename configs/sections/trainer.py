@@ -63,13 +63,25 @@ class Trainer(Section):
     over_budget: Literal["mask", "error"]
     """What a sample longer than the budget does. `mask`: it is masked (over_budget); `error`: it ends the run."""
     learning_rate: LearningRate
-    """AdamW's learning rate."""
+    """AdamW's learning rate, at its highest."""
+    lr_schedule: Literal["constant", "linear", "cosine"]
+    """The learning rate after the warm-up. `constant`: it stays; `linear` and `cosine`: it falls to nearly 0 in step
+    `lr_total_steps`, by a line or half a cosine."""
+    lr_warm_up_steps: ZeroOrMore
+    """The learning rate rises by equal parts over so many steps; 0: no warm-up. The supervised steps have none."""
+    lr_total_steps: Count | None
+    """The step in which a falling learning rate is lowest; later steps keep it. null: `run.steps`."""
     beta1: Fraction
     """AdamW's decay of the first moment."""
     beta2: Fraction
     """AdamW's decay of the second moment."""
     weight_decay: Annotated[float, Field(ge=0, le=1e3)]
-    """AdamW's decoupled weight decay."""
+    """AdamW's decoupled weight decay, of matrices and embeddings."""
+    decay_vectors: bool
+    """Let weights of one dimension (norms and biases) decay too."""
+    activation_checkpointing: bool
+    """Compute the activations of each layer again in the backward pass instead of keeping them: less memory, and a
+    third more time."""
     max_grad_norm: Annotated[float, Field(gt=0, le=1e38)]
     """Gradients are scaled down to this global norm."""
     clip_low: Fraction

@@ -42,6 +42,7 @@ from asyncrl.trainers.cost.peak import peak_flops
 from asyncrl.trainers.extras import check_takes
 from asyncrl.trainers.rank import RankSettings, TrainerRank
 from asyncrl.trainers.reducer import Reducer
+from asyncrl.trainers.schedule import Schedule
 
 log = structlog.get_logger()
 
@@ -295,6 +296,7 @@ def build_rank(
         ranks=trainer.ranks,
         partition=PARTITION,
         learning_rate=trainer.learning_rate,
+        schedule=Schedule.of(config),
         min_step_s=trainer.min_step_s,
         fetch_policy=trainer.fetch_policy,
         extras=tuple(extras),

@@ -90,6 +90,7 @@ def loss_metrics(results: Sequence[RankResult]) -> dict[str, float]:
     return {
         metrics.LOSS: sum(result.loss for result in results),
         metrics.GRAD_NORM: results[0].grad_norm,
+        metrics.LEARNING_RATE: results[0].learning_rate,
         metrics.RATIO_MEAN: sum(result.ratio_sum for result in results) / tokens,
         metrics.CLIPPED_FRACTION: sum(result.clipped for result in results) / tokens,
         metrics.KL_MEAN: sum(result.kl_sum for result in results) / tokens,

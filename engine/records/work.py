@@ -189,3 +189,4 @@ class RankResult:
     reference_kl_sum: float = 0.0
     peak_flops: float = 0.0
     entropy_sum: float = 0.0
+    learning_rate: float = 0.0

@@ -16,7 +16,9 @@ from asyncrl.trainers.backends.base import Rows, StepSums, TrainingState
 from asyncrl.trainers.backends.chosen import Scores
 from asyncrl.trainers.backends.layout import Layout
 from asyncrl.trainers.backends.next_tokens import NextTokens, is_lean
+from asyncrl.trainers.backends.optimizer import adamw
 from asyncrl.trainers.backends.packing import has_varlen, has_windows, use_varlen
+from asyncrl.trainers.backends.recompute import recompute_layers
 from asyncrl.trainers.backends.replica_state import OPTIMIZER, fill_optimizer, replica_state
 from asyncrl.trainers.backends.responses import token_values
 from asyncrl.trainers.backends.sharing import SharedPrompts, can_share
@@ -34,7 +36,8 @@ class TorchSettings:
     With a `reference_kl` over 0 a frozen copy of the model is kept (with an adapter, none is needed), and the loss adds
     that times the divergence from it. Importance weights of a proximal policy are truncated at `importance_cap`. Each
     sample takes a multiple of `align` positions of its row; with `share_prompts` those of one prompt may have one row.
-    Logits of `chunk` positions exist at a time; None: as many as suit the device.
+    Logits of `chunk` positions exist at a time; None: as many as suit the device. With `recompute` layers keep their
+    inputs alone, and a backward pass computes the rest again.
     """
 
     temperature: float
@@ -48,6 +51,8 @@ class TorchSettings:
     align: int = 1
     share_prompts: bool = False
     chunk: int | None = None
+    decay_vectors: bool = True
+    recompute: bool = False
 
     @classmethod
     def of(cls, config: RunConfig) -> "TorchSettings":
@@ -64,6 +69,8 @@ class TorchSettings:
             reference_kl=trainer.reference_kl,
             align=trainer.align,
             share_prompts=trainer.share_prompts,
+            decay_vectors=trainer.decay_vectors,
+            recompute=trainer.activation_checkpointing,
         )
 
 
@@ -94,6 +101,8 @@ class TorchBackend:
             use_varlen(model)
         self.reset_optimizer()
         self.freeze_reference()
+        if settings.recompute:  # After the reference was copied, which has no backward pass.
+            recompute_layers(model)
 
     def freeze_reference(self) -> None:
         if not self._settings.reference_kl or self._adapted:  # Without its adapter a model is its own reference.
@@ -104,8 +113,12 @@ class TorchBackend:
         self._reference.load_state_dict(self._model.state_dict())
 
     def reset_optimizer(self) -> None:
-        self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=0.0, betas=self._settings.betas, weight_decay=self._settings.weight_decay
+        settings = self._settings
+        self._optimizer = adamw(
+            self._parameters,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            decay_vectors=settings.decay_vectors,
         )
 
     def accumulate(self, rows: Rows, total_tokens: int) -> StepSums:
