@@ -228,7 +228,7 @@ def whole_logits(model: Any) -> Step:
             table = torch.log_softmax(logits[:, :-1], dim=-1)
             logprobs = table.gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1)
             ratio = (logprobs - logprobs.detach()).exp()
-            (-ratio[:, 15:].mean()).backward()
+            (-ratio[:, 15:].mean()).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

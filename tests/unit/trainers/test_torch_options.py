@@ -23,6 +23,9 @@ def test_norms_and_biases_decay_only_if_asked_to(causal_mean: Any, make_backend:
     for name, value in causal_mean.state_dict().items():
         kept = 0.95 if decay_vectors or "bias" not in name else 1.0
         torch.testing.assert_close(value, before[name] * kept, rtol=0, atol=1e-15)
+    before = {name: value.clone() for name, value in causal_mean.state_dict().items()}
+    backend.apply(torch.ones_like(backend.gradients()), learning_rate=0.5)
+    assert all(bool((value < before[name]).all()) for name, value in causal_mean.state_dict().items())
 
 
 @pytest.mark.parametrize("packed", [False, True])
