@@ -33,7 +33,7 @@ class Packing:
         With `windows` there is no mask, because one mask would apply to every layer, whatever its window. transformers
         then makes one mask per kind of layer, from the positions that start anew.
         """
-        positions = torch.cat([torch.arange(length, device=device) for length in self.lengths]).unsqueeze(0)
+        positions = self._positions().to(device)
         if has_varlen(device, dtype):
             return {"position_ids": positions, **self._bounds(device)}
         if windows:
@@ -43,6 +43,12 @@ class Packing:
         attends = (sample.unsqueeze(1) == sample.unsqueeze(0)).tril()
         mask = torch.zeros(attends.shape, dtype=dtype, device=device).masked_fill(~attends, torch.finfo(dtype).min)
         return {"position_ids": positions, "attention_mask": mask[None, None]}
+
+    def _positions(self) -> torch.Tensor:
+        """Return (1, T) on the CPU, for one copy: on a GPU each sample's own would take a kernel."""
+        lengths = torch.tensor(self.lengths)
+        before = lengths.cumsum(0) - lengths
+        return (torch.arange(sum(self.lengths)) - torch.repeat_interleave(before, lengths)).unsqueeze(0)
 
     def _bounds(self, device: torch.device) -> dict[str, Any]:
         """Return the bounds under the names that transformers and its flash attention use."""

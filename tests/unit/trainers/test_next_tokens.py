@@ -165,6 +165,19 @@ def test_the_head_sees_only_positions_that_are_trained(make_backend: Make) -> No
     assert sum(seen[1:]) == 2 * trained
 
 
+def test_chunks_are_computed_again_in_the_type_of_the_pass(make_backend: Make) -> None:
+    """In bfloat16, of a model in float32: both passes of the head, and about the gradient of one chunk."""
+    gradients, seen = [], set()
+    for chunk in (None, 3):
+        model = sketch("untied").float()
+        backend = make_backend(model, chunk=chunk, compute_dtype=torch.bfloat16)
+        model.lm_head.register_forward_hook(lambda _, __, out: seen.add(out.dtype))
+        backend.accumulate(rows_of(), 20)
+        gradients.append(backend.gradients())
+    assert seen == {torch.bfloat16}
+    assert float((gradients[1] - gradients[0]).norm() / gradients[0].norm()) < 1e-2
+
+
 class Biased(torch.nn.Module):
     """A model that does something of its own between its head and its logits."""
 
