@@ -68,7 +68,7 @@ def flatten(
     # Tokens may all be newer than the stamp: their group waited for its turn, or began anew, while versions passed by.
     if any(span[0] != stamped for completion in kept for span in completion.spans):
         tags[SPANS] = [write_spans(completion.spans) for completion in kept]
-    if any(completion.generated is not None for completion in kept):
+    if any(len(completion.sampled_ids) < len(completion.token_ids) for completion in kept):
         tags[GENERATED] = [write_generated(c.generated or ((0, len(c.token_ids)),)) for c in kept]
     columns = {
         TOKENS: [torch.tensor([*prompt_ids, *c.token_ids], dtype=torch.int32) for c in kept],

@@ -171,7 +171,7 @@ class _Total:
 
     def add(self, step: Step) -> None:
         self._value += plain_number(step.reward, what="the reward of a step")
-        for name, part in step.parts.items():
+        for name, part in dict(step.parts).items():
             if name in self._taken:
                 raise ValueError(f"a part of a reward cannot be called {name!r}: a tagger gives a tag of that name")
             self._parts[name] += plain_number(part, what=f"part {name!r} of a reward")

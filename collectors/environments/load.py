@@ -8,12 +8,17 @@ from typing import Any
 from asyncrl.collectors.environments.base import Environment
 from asyncrl.collectors.environments.builtin.calculator import Calculator
 from asyncrl.collectors.environments.builtin.guess import Guess
+from asyncrl.collectors.environments.builtin.reasoning_gym import SecondChance
 from asyncrl.collectors.environments.tools import Tool
 from asyncrl.collectors.tasks.load import user_code
 from asyncrl.configs.objects import load_object
 from asyncrl.engine.errors import ConfigError
 
-BUILT_IN: Mapping[str, type[Environment]] = {"calculator": Calculator, "guess": Guess}
+BUILT_IN: Mapping[str, type[Environment]] = {
+    "calculator": Calculator,
+    "guess": Guess,
+    "reasoning_gym": SecondChance,
+}
 
 
 def load_environment(name: str, options: Mapping[str, Any]) -> Environment:

@@ -1,6 +1,6 @@
 """Tools: how they are declared, and how a turn's calls of them are read.
 
-A call is written as Hermes and Qwen models do it, any number of times in a turn:
+A call is written as Hermes and Qwen models do it, any number of times in a turn, behind its reasoning if it has any:
 
     <tool_call>
     {"name": "calculate", "arguments": {"expression": "2 * 3"}}
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BEGIN, END = "<tool_call>", "</tool_call>"
+_THOUGHT = "</think>"
 _CALL = re.compile(rf"{BEGIN}(.*?)(?:{END}|$)", re.S)
 
 
@@ -54,15 +55,18 @@ class Call:
 
 
 def read_calls(text: str, tools: Tools) -> list[Call]:
-    """Return the calls in a turn's text, in order; one that cannot be made has a `fault`."""
+    """Return the calls in a turn's text, in order; one that cannot be made has a `fault`.
+
+    What is said of calls before `</think>` is not one.
+    """
     by_name = {tool.name: tool for tool in tools}
-    return [_read(found.group(1), by_name) for found in _CALL.finditer(text)]
+    return [_read(found.group(1), by_name) for found in _CALL.finditer(text.rpartition(_THOUGHT)[2])]
 
 
 def _read(text: str, tools: Mapping[str, Tool]) -> Call:
     try:
         given = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return Call("", fault=f"the call is not JSON: {error}")
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
         return Call("", fault='the call must be an object with "name" and "arguments"')

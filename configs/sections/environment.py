@@ -7,8 +7,9 @@ from asyncrl.configs.sections.fields import Count, Seconds, Section
 
 class EnvironmentSection(Section):
     name: str | None
-    """`calculator`, `guess`, or `module:Class` (also `file.py:Class`) of your own environment, which answers the
-    model's turns and says what they are worth; null: a sample is one response, which the task or rewards score."""
+    """`calculator`, `guess`, `reasoning_gym`, or `module:Class` (also `file.py:Class`) of your own environment, which
+    answers the model's turns and says what they are worth; null: a sample is one response, which the task or rewards
+    score."""
     options: dict[str, Any]
     """Keyword arguments of the environment's class."""
     max_turns: Count

@@ -15,12 +15,20 @@ def prompts(
     config: ConfigOption = "default",
     set_: SetOption = None,
 ) -> None:
-    """Write the prompts of one epoch of a task: id, prompt, answer, dataset. Exit code 0: done; 2: bad input."""
+    """Write the prompts of one epoch of a task or environment: id, prompt, answer, dataset.
+
+    Exit code 0: done; 2: bad input.
+    """
+    from asyncrl.collectors.environments import load_environment
     from asyncrl.collectors.tasks import list_prompts, load_task
 
-    task = resolve(config, (), (), set_ or []).config.task
+    resolved = resolve(config, (), (), set_ or []).config
+    option, name, options = "task.name", resolved.task.name, resolved.task.options
+    if resolved.environment.name is not None:
+        option, name, options = "environment.name", resolved.environment.name, resolved.environment.options
     try:
-        found = list_prompts(load_task(task.name, task.options), task.name)
+        task = load_environment(name, options) if option == "environment.name" else load_task(name, options)
+        found = list_prompts(task, name, option=option)
         records = [
             json.dumps({"id": p.id, "prompt": p.text, "answer": p.answer, "dataset": p.dataset}, ensure_ascii=False)
             for p in found
@@ -30,7 +38,7 @@ def prompts(
     except ConfigError as error:
         fail(str(error))
     except TypeError as error:
-        fail(f"task.name {task.name}: an answer is not text or another JSON value: {error}")
+        fail(f"{option} {name}: an answer is not text or another JSON value: {error}")
     except OSError as error:
         fail(f"{file} cannot be written: {error.strerror}")
-    typer.echo(f"{len(records)} prompts of {task.name} are in {file}")
+    typer.echo(f"{len(records)} prompts of {name} are in {file}")

@@ -4,8 +4,10 @@ import sys
 from types import ModuleType
 from typing import Any
 
+import anyio
 import pytest
 
+from asyncrl.collectors.environments import Step, Turn, load_environment
 from asyncrl.collectors.tasks import load_task
 from asyncrl.collectors.tasks.prepared import prepare_task
 from asyncrl.engine.errors import ConfigError
@@ -78,3 +80,16 @@ def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(ConfigError, match=r"reasoning-gym, which cannot be imported .*scripts/install smollm2"):
         prepare_task("reasoning_gym", {"datasets": {"add": {}}}, warm_up=False)
+
+
+def test_as_an_environment_a_wrong_answer_may_be_mended(asked: list[dict[str, Any]]) -> None:
+    environment = load_environment("reasoning_gym", {"datasets": {"add": None}, "size": 2, "few_shot": 0})
+    prompt = environment.prompts()[1]
+
+    async def play() -> tuple[Step, Step]:
+        state = await environment.reset(prompt, 0)
+        return await environment.step(state, Turn("7\n", 0, True)), await environment.step(state, Turn(" 1\n", 1, True))
+
+    wrong, right = anyio.run(play)
+    assert (wrong.reply, wrong.done, wrong.reward) == ("Wrong. Try again.\nAnswer:", False, 0.0)
+    assert (right.done, right.reward) == (True, 0.5)

@@ -47,7 +47,11 @@ def refusal(**values: Any) -> str:
 @pytest.mark.parametrize(
     ("name", "options", "why"),
     [
-        ("gues", {}, r"environment.name is 'gues'; did you mean guess\?; it must be one of calculator, guess, or"),
+        (
+            "gues",
+            {},
+            r"environment.name is 'gues'; did you mean guess\?; it must be one of calculator, guess, reasoning_gym, or",
+        ),
         ("nowhere:Env", {}, "environment.name nowhere:Env: cannot import nowhere"),
         (f"{__name__}:call", {}, "not a subclass of Environment"),
         (f"{__name__}:Blocks", {}, r"step must be async \(async def step\)"),

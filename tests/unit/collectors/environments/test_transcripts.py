@@ -13,7 +13,7 @@ from asyncrl.collectors.environments.base import Environment, Step, Turn
 from asyncrl.collectors.environments.builtin.calculator import Calculator, calculate
 from asyncrl.collectors.environments.builtin.guess import Guess
 from asyncrl.collectors.environments.conversation import turn_seed
-from asyncrl.collectors.environments.tools import Tool
+from asyncrl.collectors.environments.tools import Call, Tool, read_calls
 from asyncrl.collectors.environments.transcript import HistoryMismatch, Transcript
 from asyncrl.engine.loop.selection import select
 from asyncrl.engine.records import GroupMeta, MicroBatch, Prompt
@@ -21,7 +21,7 @@ from asyncrl.engine.records.columns import LOGPROBS, TOKENS
 from asyncrl.engine.records.work import TrainWork
 from asyncrl.engine.testing.simulation import simulated_config
 from asyncrl.filters import Chain, FilterContext
-from asyncrl.trainers.backends.trained import trained_mask
+from asyncrl.trainers.backends.trained import trained_flags
 from asyncrl.trainers.rank import rows_of
 
 SECRET = Prompt(7, "9>", "3", "guess")
@@ -44,8 +44,8 @@ def guesses(first: dict[int, int]) -> Callable[[Request], Sequence[int]]:
     return say
 
 
-def trained(group: GroupMeta, columns: dict[str, list[Any]], **options: Any) -> tuple[Any, Any]:
-    """Return what is selected of a group, and the mask of a backend, for the samples selected."""
+def trained(group: GroupMeta, columns: dict[str, list[Any]], **options: Any) -> tuple[Any, list[int]]:
+    """Return what is selected of a group, and a backend's flags over the responses selected, one after the other."""
     (judgement,) = Chain([]).judge(
         [group], FilterContext(trainer_version=group.group_tag("end_version"), step=0, seed=0)
     )
@@ -54,9 +54,7 @@ def trained(group: GroupMeta, columns: dict[str, list[Any]], **options: Any) -> 
     batch = MicroBatch(keys, 0)
     work = TrainWork(1, (batch,), selection.samples, selection.trained_tokens)
     values = {name: [rows[group.keys.index(key)] for key in keys] for name, rows in columns.items()}
-    rows = rows_of(work, batch, values)
-    longest = max(len(row) for row in values[TOKENS])
-    return selection, trained_mask(rows, torch.Size((len(keys), longest - 1)))
+    return selection, trained_flags(rows_of(work, batch, values)).int().tolist()
 
 
 def test_a_group_of_guesses_reaches_the_trainer_token_by_token(table: Any) -> None:
@@ -80,14 +78,9 @@ def test_a_group_of_guesses_reaches_the_trainer_token_by_token(table: Any) -> No
     assert "spans" not in group.tags
     p = pytest.approx(-0.1)
     assert [row.tolist() for row in columns[LOGPROBS]] == [[p, p, 0, 0, p, p], [p, p, 0, 0, p, p, 0, 0, p, p], [p, p]]
-    selection, mask = trained(group, columns)
+    selection, flags = trained(group, columns)
     assert [sample.response_tokens for sample in selection.samples.values()] == [4, 6, 2]
-    # At t, whether the token at t + 1 is trained: the prompt's last token predicts the first of the response.
-    assert mask.int().tolist() == [
-        [0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0],
-        [0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1],
-        [0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0],
-    ]
+    assert flags == [1, 1, 0, 0, 1, 1, *(1, 1, 0, 0, 1, 1, 0, 0, 1, 1), 1, 1]
 
 
 def test_replies_have_the_version_of_the_turn_before_and_are_withheld_with_it(table: Any, state: Any) -> None:
@@ -115,12 +108,12 @@ def test_replies_have_the_version_of_the_turn_before_and_are_withheld_with_it(ta
     assert group.tags["spans"] == ["0:0,1:4"] * 2
     p, q = pytest.approx(-0.1), pytest.approx(-0.2)
     assert columns[LOGPROBS][0].tolist() == [p, p, 0, 0, q, q]
-    selection, mask = trained(
+    selection, flags = trained(
         group.stamp(reward=[0.0, 1.0]), columns, rollout__stale_mode="tokens", rollout__max_staleness=0
     )
     sample = selection.samples["v0_p0_g0"]
     assert (sample.withheld, sample.response_tokens, sample.generated) == (4, 2, "0:2,4:6")
-    assert mask[0].int().tolist() == [0, 0, 0, 0, 0, 1, 1]
+    assert flags == [0, 0, 0, 0, 1, 1] * 2
 
 
 def test_each_turn_is_asked_with_what_was_said_and_a_seed_of_its_own(table: Any) -> None:
@@ -242,13 +235,18 @@ def test_what_user_code_raises_fails_its_sample_alone(table: Any) -> None:
                 return "higher"  # type: ignore[return-value]
             if turn.text == "7":
                 return Step()
+            if turn.text == "8":
+                return Step("no such characters")
+            if turn.text == "4":
+                return Step(done=True, parts=[0.5])  # type: ignore[arg-type]
             return await super().step(state, turn)
 
-    first = {sample_seed(3, 0, i): digit for i, digit in enumerate((5, 6, 7, 3))}
-    group, _ = table(Moody(), guesses(first), lambda at: at.group(SECRET, size=4), size=4)
-    assert group.tags["cause"] == ["environment_error"] * 3 + [None]
-    assert group.tags["response_tokens"] == [0, 0, 0, 2]
-    assert group.rewards == (None, None, None, 1.0)
+    first = {sample_seed(3, 0, i): digit for i, digit in enumerate((5, 6, 7, 8, 4, 3))}
+    group, _ = table(Moody(), guesses(first), lambda at: at.group(SECRET, size=6), size=6)
+    assert group.tags["cause"] == ["environment_error"] * 5 + [None]
+    assert group.tags["response_tokens"] == [0, 0, 0, 0, 0, 2]
+    assert group.rewards == (None, None, None, None, None, 1.0)
+    assert "generated" not in group.tags
 
 
 def test_a_step_that_takes_too_long_and_a_part_named_as_a_tag_fail_the_sample(table: Any) -> None:
@@ -323,3 +321,10 @@ def test_the_calculator_reads_numbers_and_no_code(expression: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         calculate(expression)
     assert calculate("-(12 + 7) * 3 / 2 // 1 % 5") == -(12 + 7) * 3 / 2 // 1 % 5
+
+
+def test_calls_are_read_behind_the_reasoning_and_without_their_end() -> None:
+    text = '<think><tool_call>{"name": "try"}</tool_call></think><tool_call>{"name": "try", "arguments": {"kind": 1}}'
+    assert read_calls(text, Broken.tools) == [Call("try", {"kind": 1})]
+    (deep,) = read_calls("<tool_call>" + "[" * 100_000, Broken.tools)
+    assert "the call is not JSON" in deep.fault
