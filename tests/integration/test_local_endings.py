@@ -60,7 +60,7 @@ def test_a_filter_that_exits_fails_the_run_with_its_name(tmp_path: Path, warm_py
 
 def test_a_reader_of_the_output_that_goes_away_ends_no_run(tmp_path: Path) -> None:
     """FOUND-C11: as in `asyncrl train | head -1`."""
-    command = [Path(sys.executable).with_name("asyncrl"), *LOCAL, "--steps", "3"]
+    command = [str(Path(sys.executable).with_name("asyncrl")), *LOCAL, "--steps", "3"]
     run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert run.stdout is not None
     run.stdout.readline()
