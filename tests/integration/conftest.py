@@ -126,12 +126,13 @@ class WarmRun:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Kill all that runs."""
+        """Kill all that runs, and forget what it said."""
         with suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.pid).children(recursive=True):
                 child.kill()
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+        self._kept.cleanup()
 
     def _said(self) -> tuple[str, str]:
         out, err = (Path(self._kept.name, name).read_text(encoding="utf-8") for name in ("out", "err"))
@@ -151,7 +152,7 @@ class WarmPython:
         """Start `python WORDS` in a folder, in a session of its own; with `ray` also Ray's workers are warm."""
         assert self._process.stdin
         assert self._process.stdout
-        kept = tempfile.TemporaryDirectory()
+        kept = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         out, err = (str(Path(kept.name, name)) for name in ("out", "err"))
         asked = {"words": words, "cwd": str(folder), "out": out, "err": err, "ray": ray}
         self._process.stdin.write(json.dumps(asked) + "\n")

@@ -13,6 +13,7 @@ import select
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -78,8 +79,9 @@ def run(words: list[str]) -> None:
 
 def note(code: int, path: Path) -> None:
     new = path.with_name("code.new")
-    new.write_text(str(code), encoding="utf-8")
-    new.rename(path)
+    with suppress(FileNotFoundError):  # Who asked killed the fork, and took the folder away.
+        new.write_text(str(code), encoding="utf-8")
+        new.rename(path)
 
 
 def main() -> None:
