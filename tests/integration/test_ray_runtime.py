@@ -60,7 +60,8 @@ class Run:
             if log.exists() and f'"type":"{event}"' in log.read_text(encoding="utf-8", errors="replace"):
                 break
             time.sleep(0.2)
-        self.children = psutil.Process(self.process.pid).children(recursive=True)
+        with suppress(psutil.NoSuchProcess):  # It has ended too early, and `finish` tells why.
+            self.children = psutil.Process(self.process.pid).children(recursive=True)
 
     def finish(self, timeout_s: float = 200) -> tuple[int, str, dict[str, Any]]:
         output = "".join(self.process.communicate(timeout=timeout_s))
