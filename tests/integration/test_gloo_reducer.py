@@ -1,8 +1,9 @@
 """The gloo reducer between real processes."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,17 +30,17 @@ torch.distributed.destroy_process_group()
 """
 
 
-def start(rank: int, ranks: int, meeting: str, timeout_s: float) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-c", MEMBER, str(rank), str(ranks), meeting, str(timeout_s)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def start(tmp_path: Path, warm_python: Any) -> Start:
+    """Start a rank: `start(rank, ranks, meeting, timeout_s)`."""
+    return lambda *arguments: warm_python.start(tmp_path, "-c", MEMBER, *map(str, arguments))
 
 
 @pytest.mark.timeout(90)
-def test_every_process_gets_the_sum_of_all() -> None:
+def test_every_process_gets_the_sum_of_all(start: Start) -> None:
     """FOUND-C12: they meet without a file."""
     point = MeetingPoint()
     members = [start(rank, 2, point.address, 60.0) for rank in range(2)]
@@ -50,7 +51,7 @@ def test_every_process_gets_the_sum_of_all() -> None:
 
 
 @pytest.mark.timeout(90)
-def test_a_process_that_nobody_joins_ends_with_an_error() -> None:
+def test_a_process_that_nobody_joins_ends_with_an_error(start: Start) -> None:
     """No wait without a deadline: the other rank never comes."""
     point = MeetingPoint()
     member = start(0, 2, point.address, 5.0)

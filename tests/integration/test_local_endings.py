@@ -2,30 +2,23 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-COMMAND = str(Path(sys.executable).with_name("asyncrl"))
-LOCAL = [COMMAND, "train", "--runtime", "local", "--run-dir", "out"]
+LOCAL = ["train", "--runtime", "local", "--run-dir", "out"]
+ON_A_FULL_DISK = """
+import resource, sys
+from asyncrl.engine.cli import main
 
-
-def train(folder: Path, *arguments: str, before: Callable[[], None] | None = None) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [*LOCAL, *arguments],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=before,  # noqa: PLW1509
-    )
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+main()
+"""
 
 
 def check_whole(folder: Path, code: int, reason: str) -> dict[str, Any]:
@@ -38,19 +31,18 @@ def check_whole(folder: Path, code: int, reason: str) -> dict[str, Any]:
     return summary
 
 
-def test_a_full_disk_is_one_line_and_what_can_be_written_is(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_and_what_can_be_written_is(tmp_path: Path, warm_python: Any) -> None:
     """FOUND-C11: no file may grow over 300 kB, as if the disk were full; the event log is the first that wants to."""
-    run = train(tmp_path, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)))
-    _, err = run.communicate(timeout=90)
+    run = warm_python(tmp_path, "-c", ON_A_FULL_DISK, *LOCAL)
     assert run.returncode == 1
-    assert "Traceback" not in err, err
-    (line,) = [line for line in err.splitlines() if line.startswith("error")]
+    assert "Traceback" not in run.stderr, run.stderr
+    (line,) = [line for line in run.stderr.splitlines() if line.startswith("error")]
     assert line == "error: out/events.jsonl could not be written: [Errno 27] File too large"
     assert check_whole(tmp_path, 1, "out/events.jsonl could not be written")["steps"] > 0
     assert (tmp_path / "out" / "filters.json").exists()
 
 
-def test_a_filter_that_exits_fails_the_run_with_its_name(tmp_path: Path) -> None:
+def test_a_filter_that_exits_fails_the_run_with_its_name(tmp_path: Path, warm_python: Any) -> None:
     """FOUND-C14: never exit code 0."""
     (tmp_path / "my_filter.py").write_text(
         "import sys\n"
@@ -60,16 +52,16 @@ def test_a_filter_that_exits_fails_the_run_with_its_name(tmp_path: Path) -> None
         "        sys.exit(0)\n",
         encoding="utf-8",
     )
-    run = train(tmp_path, "--filter", "my_filter:Exits")
-    _, err = run.communicate(timeout=90)
-    assert (run.returncode, "filter Exits raised SystemExit(0)" in err) == (1, True), err
+    run = warm_python(tmp_path, "-m", "asyncrl", *LOCAL, "--filter", "my_filter:Exits")
+    assert (run.returncode, "filter Exits raised SystemExit(0)" in run.stderr) == (1, True), run.stderr
     check_whole(tmp_path, 1, "filter Exits raised SystemExit(0)")
     assert '"type":"run_ended"' in (tmp_path / "out" / "events.jsonl").read_text(encoding="utf-8").splitlines()[-1]
 
 
 def test_a_reader_of_the_output_that_goes_away_ends_no_run(tmp_path: Path) -> None:
     """FOUND-C11: as in `asyncrl train | head -1`."""
-    run = train(tmp_path, "--steps", "3")
+    command = [str(Path(sys.executable).with_name("asyncrl")), *LOCAL, "--steps", "3"]
+    run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert run.stdout is not None
     run.stdout.readline()
     run.stdout.close()
@@ -78,7 +70,7 @@ def test_a_reader_of_the_output_that_goes_away_ends_no_run(tmp_path: Path) -> No
 
 
 @pytest.mark.timeout(90)
-def test_the_second_signal_kills_a_run_whose_loop_a_reward_blocks(tmp_path: Path) -> None:
+def test_the_second_signal_kills_a_run_whose_loop_a_reward_blocks(tmp_path: Path, warm_python: Any) -> None:
     """FOUND-C7: `runtime: local` scores in the loop's own thread."""
     (tmp_path / "my_task.py").write_text(
         "import pathlib, time\n"
@@ -92,7 +84,7 @@ def test_the_second_signal_kills_a_run_whose_loop_a_reward_blocks(tmp_path: Path
         "        time.sleep(1000)\n",
         encoding="utf-8",
     )
-    run = train(tmp_path, "--set", "task.name=my_task:Blocks")
+    run = warm_python.start(tmp_path, "-m", "asyncrl", *LOCAL, "--set", "task.name=my_task:Blocks")
     try:
         deadline = time.monotonic() + 60
         while not (tmp_path / "blocks").exists() and time.monotonic() < deadline:
@@ -104,5 +96,4 @@ def test_the_second_signal_kills_a_run_whose_loop_a_reward_blocks(tmp_path: Path
         assert run.wait(10) == 143
     finally:
         run.kill()
-        run.communicate()
     assert not os.path.exists(tmp_path / "out" / "summary.json")

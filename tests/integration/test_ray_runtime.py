@@ -32,21 +32,23 @@ class EvenPrompts(BaseRolloutFilter):
 
 
 class Run:
-    """A run of the installed command in a folder of its own, in its own process group."""
+    """A run of `asyncrl train` in a folder of its own, in its own process group: warm, or as the installed command."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, warm: Any = None) -> None:
         self.folder = folder
         self.directory = folder / "run"
-        command = [COMMAND, "train", "--run-dir", "run", *arguments]
-        self.process = subprocess.Popen(
-            command,
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            # Under `nohup` the tests ignore SIGHUP, and so would the run.
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509
+        words = ("train", "--run-dir", "run", *arguments)
+        self.process: Any = (
+            warm.start(folder, "-m", "asyncrl", *words, ray=True)
+            if warm
+            else subprocess.Popen(
+                [COMMAND, *words],
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
         )
         self.children: list[psutil.Process] = []
 
@@ -58,10 +60,11 @@ class Run:
             if log.exists() and f'"type":"{event}"' in log.read_text(encoding="utf-8", errors="replace"):
                 break
             time.sleep(0.2)
-        self.children = psutil.Process(self.process.pid).children(recursive=True)
+        with suppress(psutil.NoSuchProcess):  # It has ended too early, and `finish` tells why.
+            self.children = psutil.Process(self.process.pid).children(recursive=True)
 
     def finish(self, timeout_s: float = 200) -> tuple[int, str, dict[str, Any]]:
-        output, _ = self.process.communicate(timeout=timeout_s)
+        output = "".join(self.process.communicate(timeout=timeout_s))
         assert (self.directory / "summary.json").exists(), (self.process.returncode, output)
         summary = json.loads((self.directory / "summary.json").read_text(encoding="utf-8"))
         return self.process.returncode, output, summary
@@ -115,7 +118,7 @@ def version_of(run: Run) -> int:
 
 
 @pytest.mark.timeout(400)
-def test_a_short_run_with_a_filter_from_the_users_folder(tmp_path: Path, runs: list[Run]) -> None:
+def test_a_short_run_with_a_filter_from_the_users_folder(tmp_path: Path, runs: list[Run], warm_python: Any) -> None:
     """Two ranks, one collector, TransferQueue: the ledger balances, ages are bounded, only loopback listens.
 
     Its log replays, and gives back the loss inputs of a step. What it learned is saved while it trains and at its end.
@@ -141,23 +144,24 @@ def test_a_short_run_with_a_filter_from_the_users_folder(tmp_path: Path, runs: l
     assert 0 <= summary["trained_age_max"] <= 2
     assert summary["steps"] > 0
     assert run.left() == []
-    words = [COMMAND, "replay", "run", "--step", "1", "--out", "step.safetensors"]
-    replayed = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    words = ["replay", "run", "--step", "1", "--out", "step.safetensors"]
+    replayed = warm_python(tmp_path, "-m", "asyncrl", *words)
     assert (replayed.returncode, replayed.stdout.partition(":")[0]) == (0, "identical"), replayed.stdout
     inputs = load(tmp_path / "step.safetensors")
     assert sum(len(rows.tokens) for rank in inputs.rows for rows in rank if not rows.filler) >= 16
     assert (summary["model"]["failed_saves"], version_of(run)) == (0, summary["steps"])
     assert (run.directory / "log.jsonl").read_text(encoding="utf-8").count("the model is saved") > 1
-    words = [COMMAND, "generate", "run", "7>", "--best"]
-    answered = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    answered = warm_python(tmp_path, "-m", "asyncrl", "generate", "run", "7>", "--best")
     assert answered.returncode == 0, answered.stderr
 
 
 @pytest.mark.timeout(270)
 @pytest.mark.parametrize("actor", ["CollectorActor", "RankActor"])
-def test_an_actors_death_ends_the_run_in_seconds_with_its_name(tmp_path: Path, runs: list[Run], actor: str) -> None:
+def test_an_actors_death_ends_the_run_in_seconds_with_its_name(
+    tmp_path: Path, runs: list[Run], warm_python: Any, actor: str
+) -> None:
     """CASE-B1, invariant 9: exit 1, the first cause, and nothing left behind."""
-    run = Run(tmp_path)
+    run = Run(tmp_path, warm=warm_python)
     runs.append(run)
     run.wait_for("batch_judged")
     run.named(actor).kill()
@@ -182,10 +186,10 @@ def test_an_actors_death_ends_the_run_in_seconds_with_its_name(tmp_path: Path, r
     ],
 )
 def test_a_signal_finishes_the_step_settles_and_ends_with_its_code(
-    tmp_path: Path, runs: list[Run], number: signal.Signals, code: int, reason: str
+    tmp_path: Path, runs: list[Run], warm_python: Any, number: signal.Signals, code: int, reason: str
 ) -> None:
     """FOUND-C8: also SIGTERM, which Ray takes for itself, and a terminal that closes under all of the processes."""
-    run = Run(tmp_path)
+    run = Run(tmp_path, warm=warm_python)
     runs.append(run)
     run.wait_for("step_started")
     if number == signal.SIGTERM:

@@ -32,7 +32,7 @@ def steps_of(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)])
 def test_every_stage_runs_leaves_nothing_and_replays(tmp_path: Path, asyncrl: Any, runtime: str) -> None:
     """Two ranks; the columns they wrote are read again in training and cleared with their groups."""
-    done = asyncrl("train", "--runtime", runtime, "--run-dir", "out", "--steps", "4", *EVERYTHING)
+    done = asyncrl("train", "--runtime", runtime, "--run-dir", "out", "--steps", "4", *EVERYTHING, ray=runtime == "ray")
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
     assert summary["data_plane_keys_left"] == 0

@@ -1,13 +1,12 @@
 """Whole runs on Ray whose task does what user code does: pools of processes, scores that hang or leave."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-COMMAND = str(Path(sys.executable).parent / "asyncrl")
+pytestmark = pytest.mark.ray
 
 TASK = """
 import os, re
@@ -46,7 +45,9 @@ class Fragile(Task):
 
 
 @pytest.mark.timeout(270)
-def test_scores_that_hang_or_leave_fail_their_samples_and_prompts_may_use_a_pool(tmp_path: Path) -> None:
+def test_scores_that_hang_or_leave_fail_their_samples_and_prompts_may_use_a_pool(
+    tmp_path: Path, warm_python: Any
+) -> None:
     """FOUND-C19 and FOUND-C20: the samples failed, with the task's name, within the time-out; the run goes on."""
     (tmp_path / "my_task.py").write_text(TASK, encoding="utf-8")
     settings = (
@@ -56,8 +57,8 @@ def test_scores_that_hang_or_leave_fail_their_samples_and_prompts_may_use_a_pool
         "filters=[]",
         "supervision.start_timeout_s=240",
     )
-    words = [COMMAND, "train", "--run-dir", "run", *(word for each in settings for word in ("--set", each))]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    words = ["train", "--run-dir", "run", *(word for each in settings for word in ("--set", each))]
+    done = warm_python(tmp_path, "-m", "asyncrl", *words, timeout_s=240, ray=True)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     assert summary["steps"] == 3

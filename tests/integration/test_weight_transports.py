@@ -36,7 +36,7 @@ def test_a_run_with_weights_as_changes_in_files_of_shared_memory(
     settings = ("trainer.weight_transport=shared_memory", f"data_plane.shared_memory={memory}", "run.batches=6")
     more = ("trainer.weight_delta=true", "model.dtype=bfloat16", "trainer.learning_rate=1e-6")
     words = [word for setting in (*settings, *more) for word in ("--set", setting)]
-    done = warm_python(tmp_path, "-m", "asyncrl", "train", "--run-dir", "run", *words)
+    done = warm_python(tmp_path, "-m", "asyncrl", "train", "--run-dir", "run", *words, ray=True)
     assert done.returncode == 0, done.stdout + done.stderr
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text(encoding="utf-8").splitlines()]
     published = [event for event in events if event["type"] == "published"]

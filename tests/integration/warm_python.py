@@ -1,17 +1,26 @@
 """A program of the tests: a Python that has imported what is slow, and becomes other Pythons, one fork each.
 
-Reads one JSON object per line (`words` as after `python`, `cwd`, `out`, `err`), and writes one line per
-object: the exit code. A run of a second would otherwise wait ten for torch.
+Reads one JSON object per line (`words` as after `python`, `cwd`, `out`, `err`, `ray`), and writes one line per object:
+the fork's process id. When the fork has ended, its exit code is in the file `code` beside `out`. A run of a second
+would otherwise wait ten for torch; with `ray` also Ray's workers are forks.
 """
 
+import gc
 import json
 import os
 import runpy
+import select
+import signal
 import sys
 import traceback
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
+
+# It lies beside this program.
+nursery = import_module("ray_nursery")
 
 
 def warm_up() -> None:
@@ -24,9 +33,13 @@ def warm_up() -> None:
         "asyncrl.engine.trace.loss_inputs",
     ):
         import_module(name)
+    nursery.warm_up()
+    # A collection would touch, and so copy, every page of every fork.
+    gc.collect()
+    gc.freeze()
 
 
-def become(words: list[str], cwd: str, out: str, err: str) -> NoReturn:
+def become(words: list[str], cwd: str, out: str, err: str, ray: bool) -> NoReturn:
     """Run as `python WORDS` would in that folder, and end the process."""
     code = 1
     try:
@@ -35,6 +48,10 @@ def become(words: list[str], cwd: str, out: str, err: str) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, path in ((1, out), (2, err)):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        # Under `nohup` the tests ignore it, and so would a run.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        if ray:
+            nursery.forked_workers(Path(out).parent)
         run(words)
         code = 0
     except SystemExit as end:
@@ -60,12 +77,36 @@ def run(words: list[str]) -> None:
         exec(program, main.__dict__)
 
 
-if __name__ == "__main__":
+def note(code: int, path: Path) -> None:
+    new = path.with_name("code.new")
+    with suppress(FileNotFoundError):  # Who asked killed the fork, and took the folder away.
+        new.write_text(str(code), encoding="utf-8")
+        new.rename(path)
+
+
+def main() -> None:
     warm_up()
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            become(**json.loads(line))
-        _, status = os.waitpid(child, 0)
-        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
-        sys.stdout.flush()
+    asked = os.fdopen(0, "rb", buffering=0)
+    forks: dict[int, tuple[int, Path]] = {}
+    while True:
+        ready, _, _ = select.select([0, *forks], [], [])
+        for number in ready:
+            if number in forks:
+                pid, path = forks.pop(number)
+                os.close(number)
+                note(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), path)
+                continue
+            line = asked.readline()
+            if not line:
+                return
+            words = json.loads(line)
+            pid = os.fork()
+            if pid == 0:
+                become(**words)
+            forks[os.pidfd_open(pid)] = pid, Path(words["out"]).with_name("code")
+            sys.stdout.write(f"{pid}\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -35,6 +35,7 @@ def test_ray_gives_its_workers_the_environment_that_uv_run_gave_the_driver(tmp_p
     assert done.stdout == "{'env_vars': {}}\n", done.stderr
 
 
+@pytest.mark.ray
 @pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed")
 @pytest.mark.timeout(270)
 def test_uv_run_starts_a_run_on_ray_from_a_folder_with_a_large_file(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_uv_run_starts_a_run_on_ray_from_a_folder_with_a_large_file(tmp_path: Pa
     fresh = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     fresh |= {"VIRTUAL_ENV": sys.prefix, "UV_OFFLINE": "1", "UV_NO_CONFIG": "1"}
     fresh["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{fresh['PATH']}"
-    patient = ("--set", "supervision.start_timeout_s=240")
+    patient = ("--set", "supervision.start_timeout_s=240", "--set", "trainer.ranks=1")
     done = subprocess.run(
         ["uv", "run", "asyncrl", "train", "--run-dir", "run", "--set", "run.steps=1", *patient],
         cwd=tmp_path,

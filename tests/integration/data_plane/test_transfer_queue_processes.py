@@ -6,6 +6,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -27,9 +28,11 @@ from asyncrl.engine.testing.conformance.plane_contract import (
 @pytest.mark.ray
 @pytest.mark.timeout(220)
 @pytest.mark.parametrize("victim", ["controller", "storage unit"])
-def test_transfer_queue_starts_without_a_free_cpu_and_its_death_is_told_in_seconds(victim: str) -> None:
-    program = Path(__file__).with_name("own_cluster.py")
-    done = subprocess.run([sys.executable, program, victim], capture_output=True, text=True, timeout=200, check=False)
+def test_transfer_queue_starts_without_a_free_cpu_and_its_death_is_told_in_seconds(
+    tmp_path: Path, warm_python: Any, victim: str
+) -> None:
+    program = Path(__file__).with_name("own_cluster.py").read_text(encoding="utf-8")
+    done = warm_python(tmp_path, "-c", program, victim, ray=True)
     assert done.returncode == 0, done.stderr[-3000:]
     seen = json.loads(done.stdout.splitlines()[-1])
     assert seen["claimed"] == ["v0_p0"]

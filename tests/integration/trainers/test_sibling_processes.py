@@ -1,8 +1,8 @@
 """Sibling ranks as real gloo processes: the leader alone reads and writes, beside sums in another group."""
 
 import json
-import subprocess
-import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,18 +67,10 @@ torch.distributed.destroy_process_group()
 
 
 @pytest.mark.timeout(90)
-def test_three_siblings_share_what_their_leader_reads() -> None:
+def test_three_siblings_share_what_their_leader_reads(tmp_path: Path, warm_python: Any) -> None:
     """Reads ahead run beside all-reduces of another group; a failed read fails on all, with its reason."""
     point = MeetingPoint()
-    members = [
-        subprocess.Popen(
-            [sys.executable, "-c", MEMBER, str(rank), "3", point.address],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
+    members = [warm_python.start(tmp_path, "-c", MEMBER, str(rank), "3", point.address) for rank in range(3)]
     for rank, member in enumerate(members):
         out, err = member.communicate(timeout=80)
         assert member.returncode == 0, err
