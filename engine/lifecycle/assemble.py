@@ -32,4 +32,5 @@ def assemble(
         examples=tokenized(prepared.examples, run_tokenizer(config)),
         cost=cost.flops if cost else None,
         holder=ranks[0],
+        states=ranks,
     )
