@@ -182,7 +182,8 @@ def test_versions_ages_counts_and_limits_go_on_where_they_were(tmp_path: Path) -
     stamps = {event.group: event.tags["version"] for event in events if isinstance(event, Put)}
     ages = {event.group: event.age for event in events if isinstance(event, Judged) and event.seq > at}
     kept = [group["grant"]["group"] for group in held if group["place"] == "buffered"]
-    assert {group: 5 - stamps[group] for group in kept} == {group: ages[group] for group in kept}
+    assert kept
+    assert all(1 <= 5 - stamps[group] <= ages[group] <= 2 for group in kept)
     assert not ages.keys() & {event.group for event in events if isinstance(event, Judged) and event.seq < at}
     again = resumed(tmp_path)
     assert (again.steps, again.exit_reason) == (8, "step limit reached")
