@@ -66,7 +66,7 @@ def resolve(
 
 
 def overrides(options: Sequence[tuple[str, str, str | None]], sets: Sequence[str]) -> list[Override]:
-    """Return what options and `--set` give; ends the process with code 2 for what cannot be parsed."""
+    """Return what options and `--set` give; ends the process with code 2 if one cannot be parsed."""
     try:
         # Values stay text until the schema has its say: one message, with the range, for every kind of mistake.
         given = [
