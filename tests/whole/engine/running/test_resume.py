@@ -59,7 +59,7 @@ class EveryThird(BaseRolloutFilter):
         self.seen = state["seen"]
 
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "run.runtime": "local",
     "run.batches": None,
     "run.save_model": True,
@@ -140,16 +140,16 @@ def test_at_bound_0_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(tm
 
 
 @pytest.mark.parametrize(
-    "rollout",
+    ("rollout", "step"),
     [
-        {},
-        {"rollout.stale_mode": "gate"},
-        {"rollout.pacing": True},
-        {"filters": [{"name": f"{__name__}:EveryThird"}, {"name": "dynamic_sampling", "on_exhausted": "wait"}]},
+        ({}, 3),
+        ({}, 4),
+        ({"rollout.stale_mode": "gate"}, 3),
+        ({"rollout.pacing": True}, 4),
+        ({"filters": [{"name": f"{__name__}:EveryThird"}, {"name": "dynamic_sampling", "on_exhausted": "wait"}]}, 3),
     ],
-    ids=["oldest first", "gate", "pacing", "refill"],
+    ids=["oldest first", "oldest first, later", "gate", "pacing", "refill"],
 )
-@pytest.mark.parametrize("step", [3, 4])
 def test_with_old_weights_each_prompt_is_judged_once_over_both_runs(
     rollout: dict[str, Any], step: int, tmp_path: Path
 ) -> None:
@@ -244,14 +244,14 @@ def test_what_would_change_what_is_learned_is_refused_with_both_values(
         resumed(tmp_path, change)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_limits_ranks_and_collectors_may_change(ranks: int, tmp_path: Path) -> None:
+def test_limits_ranks_and_collectors_may_change_again_and_again(tmp_path: Path) -> None:
     """The log says from where on; a replay follows it."""
     interrupted(tmp_path, {"run.steps": 5}, after=3)
-    resumed(tmp_path, {"run.steps": None, "trainer.ranks": ranks, "collector.count": 2, "checkpoint.keep": 1})
+    assert resumed(tmp_path, {"run.steps": 6, "trainer.ranks": 3, "collector.count": 2}).steps == 6
+    resumed(tmp_path, {"run.steps": None, "trainer.ranks": 1, "collector.count": 1})
     assert_exact(tmp_path)
-    found = next(event for event in Recording.read(tmp_path).events if isinstance(event, Resumed))
-    assert found.config["trainer"]["ranks"] == ranks
+    parts = [event.config for event in Recording.read(tmp_path).events if isinstance(event, Resumed)]
+    assert [part["trainer"]["ranks"] for part in parts] == [3, 1]
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
