@@ -205,6 +205,8 @@ class Controller:
                 loading.start_soon(rank.load_state, saved.trainer)
         if self._checkpoints is not None:
             self._checkpoints.resumed(saved.version)
+        if self._saver is not None:
+            self._saver.resumed(saved.version)
         log.info("resumed", checkpoint=str(saved.folder), version=saved.version)
 
     async def _start(self, tasks: TaskGroup, saved: Saved | None) -> None:
