@@ -86,8 +86,9 @@ def run(
             found_or_made = _make_directory(loaded, Path(fspath(directory)))
             return _carry_out(Order(loaded.config, task, found_or_made, objects), host, progress)
         order = Order(loaded.config, task, found.directory, objects, found)
+        host.tell(f"goes on from {found.checkpoint or 'its beginning: it has no checkpoint'}")
         for change in check_changes(found, order.recorded_config(), prompts=_prompts(task)):
-            host.tell(f"resumed with {change}")
+            host.tell(f"goes on with {change}")
         return _carry_out(order, host, progress)
 
 

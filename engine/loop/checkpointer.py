@@ -71,9 +71,10 @@ class CheckpointSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """One moment of the run. `over` ends the wait of those who would clear its rows."""
+    """One moment of the run, at second `at` of the log. `over` ends the wait of those who would clear its rows."""
 
     version: int
+    at: float
     after: int
     state: str
     groups: Sequence[GroupMeta]
@@ -94,6 +95,7 @@ class Checkpointer:
         self._busy = False
         self._last_version = 0
         self._last_s = events.now
+        self._waited_s = 0.0
         self._made = 0
         self._failures: list[str] = []
         self._finishing = False
@@ -120,7 +122,7 @@ class Checkpointer:
             tasks.start_soon(self._write, cut)
 
     async def finish(self, ending: Ending, take: Callable[[], RunState], groups: Groups, *, version: int) -> None:
-        """Make the last checkpoint, unless the run failed or there is one of this version at the same place."""
+        """Make the last checkpoint, with what is not trained yet. A run that failed, or took no step, makes none."""
         if not self._settings.at_end or ending.code == 1 or not version:
             return
         self._finishing = True
@@ -141,12 +143,14 @@ class Checkpointer:
         held = [group for group in state.core.groups if group.place != "in_flight"]
         self._last_version, self._last_s = version, self._events.now
         self._events.append(Checkpointed(path=f"{on_disk.FOLDER}/{on_disk.name_of(version)}", version=version))
-        cut = _Cut(version, self._events.seq, text, [group.meta for group in held], groups.copying(held))
+        metas, over = [group.meta for group in held], groups.copying(held)
+        cut = _Cut(version, self._last_s, self._events.seq, text, metas, over)
         try:
             await _each(self._ranks, partial(_hold_at, version))
         except BaseException:
             cut.over()
             raise
+        self._waited_s = self._events.now - cut.at
         return cut
 
     async def _write(self, cut: _Cut) -> None:
@@ -178,7 +182,14 @@ class Checkpointer:
 
         await blocking(finish)
         self._made += 1
-        log.info("a checkpoint is made", version=cut.version, folder=str(folder), groups=len(cut.groups))
+        log.info(
+            "a checkpoint is made",
+            version=cut.version,
+            folder=str(folder),
+            groups=len(cut.groups),
+            training_waited_s=round(self._waited_s, 3),
+            seconds=round(self._events.now - cut.at, 3),
+        )
 
     async def _attempt(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """Await a part of a checkpoint; None, with a warning, if it fails: training goes on."""

@@ -31,7 +31,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from asyncrl.configs import RunConfig
 from asyncrl.engine.checkpoint.state import RunState
 from asyncrl.engine.deployment import CollectorHandle, Deployment, RankHandle
-from asyncrl.engine.errors import AsyncRLError, DataPlaneDown
+from asyncrl.engine.errors import AsyncRLError, DataPlaneDown, Overdue
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.lifecycle.deaths import Deaths
@@ -200,9 +200,14 @@ class Controller:
         self.dispatcher.restore(state.next_group)
         self._balance.restore(state.turns)
         self.core.restore(state.core, self._prompts.grant, fence=fence)
-        async with anyio.create_task_group() as loading:
-            for rank in self._deployment.states:
-                loading.start_soon(rank.load_state, saved.trainer)
+        limit_s = self._config.checkpoint.timeout_s
+        try:
+            with anyio.fail_after(limit_s):
+                async with anyio.create_task_group() as loading:
+                    for rank in self._deployment.states:
+                        loading.start_soon(rank.load_state, saved.trainer)
+        except TimeoutError:
+            raise Overdue(f"{saved.folder} was not loaded within {limit_s:g} s (checkpoint.timeout_s)") from None
         if self._checkpoints is not None:
             self._checkpoints.resumed(saved.version)
         if self._saver is not None:

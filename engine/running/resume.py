@@ -12,6 +12,7 @@ from asyncrl.configs.load import DEFAULT_PRESET
 from asyncrl.engine.checkpoint import folder as on_disk
 from asyncrl.engine.checkpoint.state import read_run, read_state
 from asyncrl.engine.errors import CheckpointBroken, ConfigError, TraceError
+from asyncrl.engine.events.lock import LogLock
 from asyncrl.engine.events.log import FILE_NAME, read_events
 from asyncrl.engine.events.segments import segment_files
 from asyncrl.engine.events.types import Checkpointed, RunStarted
@@ -66,6 +67,7 @@ def find(directory: Path) -> Resumption:
         segment_files(directory)
     except FileNotFoundError as error:
         raise ConfigError(f"--resume {directory}: {error}") from error
+    _check_free(directory)
     broken: list[str] = []
     checkpoints = on_disk.newest_first(directory / on_disk.FOLDER)
     for folder in checkpoints:
@@ -84,6 +86,14 @@ def find(directory: Path) -> Resumption:
     if not isinstance(started, RunStarted):
         raise ConfigError(f"--resume {directory}: it has no checkpoint, and its log does not say what was run")
     return Resumption(directory, 1, None, started.config)
+
+
+def _check_free(directory: Path) -> None:
+    """ConfigError, with its name, if a process is still at this run: its checkpoints are its own."""
+    try:
+        LogLock(directory / FILE_NAME).release()
+    except TraceError as error:
+        raise ConfigError(f"--resume {directory}: {error}") from error
 
 
 def _read(directory: Path, folder: Path) -> Resumption:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from asyncrl import BaseRolloutFilter, ConfigError, RunInterrupted, Summary, drop, keep, replay, run
 from asyncrl.collectors.tasks import Task
+from asyncrl.engine.events.lock import LogLock
 from asyncrl.engine.events.types import Acknowledged, Dispatched, Judged, Put, Resumed, RunStarted, StepEnded
 from asyncrl.engine.records import Prompt
 from asyncrl.engine.trace.conservation import prove
@@ -252,6 +253,14 @@ def test_limits_ranks_and_collectors_may_change_again_and_again(tmp_path: Path) 
     assert_exact(tmp_path)
     parts = [event.config for event in Recording.read(tmp_path).events if isinstance(event, Resumed)]
     assert [part["trainer"]["ranks"] for part in parts] == [3, 1]
+
+
+def test_a_run_that_still_goes_on_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").touch()
+    lock = LogLock(tmp_path / "events.jsonl")
+    with pytest.raises(ConfigError, match=f"is being written by process {os.getpid()}"):
+        resumed(tmp_path)
+    lock.release()
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
