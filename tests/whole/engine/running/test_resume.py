@@ -163,6 +163,20 @@ def test_with_old_weights_each_prompt_is_judged_once_over_both_runs(
     assert_exact(tmp_path)
 
 
+def test_prompts_in_flight_at_the_checkpoint_are_issued_again(tmp_path: Path) -> None:
+    """CASE-F1: the groups are lost, with a fate that says so, and the prompts are not."""
+    interrupted(tmp_path, {"rollout.max_staleness": 2}, after=5)
+    shutil.rmtree(tmp_path / "checkpoints/v000005")
+    groups = json.loads((tmp_path / "checkpoints/v000004/state.json").read_text())["core"]["groups"]
+    lost = [group["grant"]["group"] for group in groups if group["place"] == "in_flight"]
+    assert lost
+    summary = resumed(tmp_path)
+    assert_exact(tmp_path)
+    assert summary.ledger["dropped"] == {"not_restored": 4 * len(lost)}
+    again = [event.retry_of for event in Recording.read(tmp_path).events if isinstance(event, Dispatched)]
+    assert [group for group in again if group is not None] == lost
+
+
 def test_a_checkpoint_at_the_end_of_an_epoch_is_no_exception(tmp_path: Path) -> None:
     """CASE-F1: two epochs, stopped as the first one ends; at bound 0 nothing is in flight then."""
     interrupted(tmp_path, {"rollout.max_staleness": 0, "task.epochs": 2}, after=PROMPTS // 2)
@@ -193,7 +207,7 @@ def test_versions_ages_counts_and_limits_go_on_where_they_were(tmp_path: Path) -
 def test_a_filter_goes_on_with_what_it_has_seen(tmp_path: Path) -> None:
     options: dict[str, Any] = {"rollout.max_staleness": 0}
     whole = run("default", tmp_path / "whole", {**CONFIG, **options}, filters=[EveryThird()])
-    interrupted(tmp_path / "parts", options, after=3, filters=[EveryThird()])
+    interrupted(tmp_path / "parts", options, after=4, filters=[EveryThird()])
     parts = resumed(tmp_path / "parts", filters=[EveryThird()])
     assert parts.ledger == whole.ledger
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
