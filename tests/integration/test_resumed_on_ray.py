@@ -39,6 +39,7 @@ OPTIONS = {
     "rollout.group_size": "4",
     "filters": "[]",
     "trainer.min_step_s": "0.3",
+    "trainer.ranks": "1",
     "checkpoint.every_steps": "2",
 }
 

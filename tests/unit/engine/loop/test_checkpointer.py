@@ -182,6 +182,7 @@ def test_a_rank_at_another_version_makes_no_checkpoint(tmp_path: Path) -> None:
     play.rank.version = 4
 
     async def main() -> None:
+        await play.register()
         async with anyio.create_task_group() as tasks:
             told = state()
             play.rank.version = 5
