@@ -19,10 +19,12 @@ from safetensors.torch import load_file
 from asyncrl import BaseRolloutFilter, ConfigError, RunInterrupted, Summary, drop, keep, replay, run
 from asyncrl.collectors.tasks import Task
 from asyncrl.engine.events.lock import LogLock
-from asyncrl.engine.events.types import Acknowledged, Dispatched, Judged, Put, Resumed, RunStarted, StepEnded
+from asyncrl.engine.events.types import Acknowledged, Dispatched, Judged, Put, Resumed, RunStarted, StepEnded, encoded
 from asyncrl.engine.records import Prompt
 from asyncrl.engine.trace.conservation import prove
+from asyncrl.engine.trace.cutting import anonymised
 from asyncrl.engine.trace.recording import Recording
+from asyncrl.engine.trace.replay import replay as replay_recording
 from asyncrl.engine.trace.validation import problems
 from asyncrl.filters.base import FilterContext, GroupView
 from asyncrl.filters.verdict import Verdict
@@ -265,6 +267,9 @@ def test_limits_ranks_and_collectors_may_change_again_and_again(tmp_path: Path) 
     assert resumed(tmp_path, {"run.steps": 6, "trainer.ranks": 3, "collector.count": 2}).steps == 6
     resumed(tmp_path, {"run.steps": None, "trainer.ranks": 1, "collector.count": 1})
     assert_exact(tmp_path)
+    public = list(anonymised(Recording.read(tmp_path).events))
+    assert __name__.encode() not in b"".join(map(encoded, public))
+    assert replay_recording(Recording(public)).difference is None
     parts = [event.config for event in Recording.read(tmp_path).events if isinstance(event, Resumed)]
     assert [part["trainer"]["ranks"] for part in parts] == [3, 1]
 
@@ -322,4 +327,16 @@ def test_a_run_that_is_killed_again_and_again_comes_to_its_end(bound: int, tmp_p
     assert len(started) == 1
     if not bound:
         run("default", tmp_path / "whole", {**CONFIG, **overrides})
+        assert_same_weights(tmp_path / "whole", directory)
+
+
+@pytest.mark.soak
+def test_fifty_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
+    """Ten runs at bound 0, each killed up to five times; each ends with the weights of an undisturbed run."""
+    bound = {"rollout.max_staleness": 0}
+    run("default", tmp_path / "whole", {**CONFIG, **bound})
+    for seed in range(10):
+        directory = tmp_path / f"killed-{seed}"
+        kill_until_done(directory, bound, kills=5, seed=seed)
+        assert_exact(directory)
         assert_same_weights(tmp_path / "whole", directory)
