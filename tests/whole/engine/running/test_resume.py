@@ -317,6 +317,7 @@ def kill_until_done(directory: Path, overrides: dict[str, Any], *, kills: int, s
         killed += 1
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("bound", [0, 2])
 def test_a_run_that_is_killed_again_and_again_comes_to_its_end(bound: int, tmp_path: Path) -> None:
     """SIGKILL at random moments, resumed each time; at bound 0 the weights are those of an undisturbed run."""
@@ -331,6 +332,7 @@ def test_a_run_that_is_killed_again_and_again_comes_to_its_end(bound: int, tmp_p
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_fifty_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
     """Ten runs at bound 0, each killed up to five times; each ends with the weights of an undisturbed run."""
     bound = {"rollout.max_staleness": 0}
