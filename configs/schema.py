@@ -15,7 +15,7 @@ from asyncrl.configs.sections.fields import MIN_TEMPERATURE, Section, named
 from asyncrl.configs.sections.lora import Lora
 from asyncrl.configs.sections.model import Model
 from asyncrl.configs.sections.rollout import Rollout
-from asyncrl.configs.sections.run import Run, Supervision
+from asyncrl.configs.sections.run import Checkpoint, Run, Supervision
 from asyncrl.configs.sections.task import Data, RewardSection, Task
 from asyncrl.configs.sections.trainer import Trainer
 
@@ -24,6 +24,7 @@ class RunConfig(Section):
     """The whole configuration of a run."""
 
     run: Run
+    checkpoint: Checkpoint
     model: Model
     lora: Lora
     task: Task

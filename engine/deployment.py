@@ -87,7 +87,7 @@ class Deployment:
     `prompts` are one epoch's, or a stream of their own order; `examples` are (ids, prompt tokens) for the supervised
     warm-up. The plan is balanced by `cost`, the FLOPs of samples of so many tokens; without it, by tokens. `owner`
     names this driver's claims; two drivers on one data plane need two names. `record` is given the number and the keys
-    of each step before it is trained.
+    of each step before it is trained. Without `states` no checkpoint is made.
     """
 
     plane: DataPlane
@@ -99,3 +99,4 @@ class Deployment:
     owner: str = "driver"
     record: Callable[[int, Sequence[str]], Awaitable[None]] | None = None
     holder: ModelHolder | None = None
+    states: Sequence[StateHolder] = ()

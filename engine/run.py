@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from asyncrl.collectors.tasks.prepared import PreparedTask
 from asyncrl.configs import Loaded, Override, RunConfig, flatten, load
 from asyncrl.configs.load import DEFAULT_PRESET, as_overrides
 from asyncrl.engine.errors import ConfigError, TraceError
@@ -19,6 +20,7 @@ from asyncrl.engine.events.log import FILE_NAME, EventLog, Fold
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.summary import Ends, summarise_log
 from asyncrl.engine.events.types import AnyEvent, StepEnded
+from asyncrl.engine.records import PromptStream
 from asyncrl.engine.records.ending import Ending, failure
 from asyncrl.engine.running.checks import check_process, check_with_model, check_without_model, warnings_of
 from asyncrl.engine.running.host import Host
@@ -26,6 +28,7 @@ from asyncrl.engine.running.logs import log_to
 from asyncrl.engine.running.named_model import with_model
 from asyncrl.engine.running.outcome import RunFailed, RunInterrupted, Summary
 from asyncrl.engine.running.process_state import only_run
+from asyncrl.engine.running.resume import Resumption, check_changes, find, resumed_config
 from asyncrl.engine.running.run_files import RunFiles, make_directory
 from asyncrl.engine.running.signals import EndSignals
 from asyncrl.engine.running.threads import is_main_thread, run_beside_loop
@@ -46,6 +49,7 @@ def run(
     filters: Sequence[BaseRolloutFilter] = (),
     progress: Callable[[StepEnded], Any] | None = None,
     host: Host | None = None,
+    resume: bool | Resumption = False,
 ) -> Summary:
     """Train, and return what it came to: `asyncrl train` from Python.
 
@@ -53,6 +57,8 @@ def run(
 
     `config` is a preset's name, a YAML file, a RunConfig, or None for the default; `overrides` are values on top,
     as in `load_config`. The run's files go to `directory`, which is made, and must not hold a run already.
+    With `resume` it must hold one: the run goes on from its newest checkpoint, under its own configuration (`config` is
+    None) with `overrides` on top; ConfigError for one that would change what is learned.
     `filters` are objects, put into the configured chain before `dynamic_sampling`. Each keeps its state, so give
     every run new ones. `progress` is called at the end of each step with the event that the log has of it.
 
@@ -66,7 +72,8 @@ def run(
     """
     host = host or Host()
     objects = check_objects(filters)
-    loaded = _loaded(config, overrides or {})
+    found = resume if isinstance(resume, Resumption) else find(Path(fspath(directory))) if resume else None
+    loaded = _loaded(config, overrides or {}) if found is None else _resumed(found, config, overrides or {}, objects)
     with only_run():
         check_process(loaded.config)
         task = check_without_model(loaded, objects)
@@ -75,8 +82,28 @@ def run(
         # It imports torch, which bad input need not wait for.
         from asyncrl.engine.running.driver import Order
 
-        order = Order(loaded.config, task, _make_directory(loaded, Path(fspath(directory))), objects)
+        if found is None:
+            found_or_made = _make_directory(loaded, Path(fspath(directory)))
+            return _carry_out(Order(loaded.config, task, found_or_made, objects), host, progress)
+        order = Order(loaded.config, task, found.directory, objects, found)
+        host.tell(f"goes on from {found.checkpoint or 'its beginning: it has no checkpoint'}")
+        for change in check_changes(found, order.recorded_config(), prompts=_prompts(task)):
+            host.tell(f"goes on with {change}")
         return _carry_out(order, host, progress)
+
+
+def _resumed(
+    found: Resumption, config: Config, overrides: Mapping[str, Any], filters: Sequence[BaseRolloutFilter]
+) -> Loaded:
+    """Return the configuration of a run that is resumed: its own, or the one given, which is then compared."""
+    if config is None:
+        return resumed_config(found, as_overrides(overrides), filters)
+    return _loaded(config, overrides)
+
+
+def _prompts(task: PreparedTask) -> int:
+    source = task.source
+    return source.prompts if isinstance(source, PromptStream) else len(source)
 
 
 def _loaded(config: Config, overrides: Mapping[str, Any]) -> Loaded:
@@ -110,9 +137,13 @@ def _carry_out(order: "Order", host: Host, on_step: Callable[[StepEnded], Any] |
     from asyncrl.engine.running.driver import Driver
 
     rollout, directory = order.config.rollout, order.directory
-    # Looked up at each warning: where logs go is settled below.
-    alarms = Alarms(warn=lambda message, **figures: structlog.get_logger().warning(message, **figures))
-    ledger, progress, ends = Ledger(), Progress(order.config.run.reward_window, alarms), Ends()
+
+    def warn(message: str, **figures: Any) -> None:
+        # The logger is looked up at each warning: where logs go is settled below.
+        if driver.speaks:
+            structlog.get_logger().warning(message, **figures)
+
+    ledger, progress, ends = Ledger(), Progress(order.config.run.reward_window, Alarms(warn=warn)), Ends()
     driver = Driver(order, progress, host)
     files = RunFiles(directory, driver.end)
     host.begin(order.config, directory, ledger=ledger, progress=progress)
@@ -123,10 +154,10 @@ def _carry_out(order: "Order", host: Host, on_step: Callable[[StepEnded], Any] |
         with ExitStack() as stack:
             try:
                 stack.enter_context(log_to(directory / "log.jsonl", lost=files.lose, complain=host.complain))
-                alarm = BiasAlarm(progress.length_bias, below=rollout.bias_warning, warn=structlog.get_logger().warning)
+                alarm = BiasAlarm(progress.length_bias, below=rollout.bias_warning, warn=warn)
                 folds: list[Fold] = [ledger, progress, ends, alarm]
                 if on_step is not None:
-                    folds.append(_Steps(on_step, driver.end))
+                    folds.append(_Steps(lambda event: driver.speaks and on_step(event), driver.end))
                 path = directory / FILE_NAME
                 events = EventLog(
                     clock=time.monotonic, wall=time.time, folds=folds, path=path, threaded=True, on_failure=files.lose

@@ -123,7 +123,7 @@ class BaseRolloutFilter(ABC):
     `age_reasons` lists those of them that are about age: what is dropped or masked for one counts as lost
     to age in the figures of length bias.
     A filter with state overrides `state_dict`, which is written at the end of the run, and
-    `load_state_dict`, for resume, which does not exist yet.
+    `load_state_dict`, by which a run is resumed.
     """
 
     stage: ClassVar[str] = CLAIM

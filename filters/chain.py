@@ -141,7 +141,7 @@ class Chain:
         return {f"{i}:{f.name}": _state_of(f) for i, f in enumerate(self.filters)}
 
     def load_state_dict(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Restore filters; FilterError if it is another chain. For resume, which does not exist yet."""
+        """Restore filters; FilterError if it is another chain."""
         mine = [f"{i}:{f.name}" for i, f in enumerate(self.filters)]
         if sorted(states) != sorted(mine):
             raise FilterError(f"the saved chain is {sorted(states)}, this one is {sorted(mine)}")

@@ -66,6 +66,11 @@ class FilterStats:
         }
         return {f"{FILTERS}/{name}/{figure}": n for figure, n in (figures | by_reason).items()}
 
+    def restore(self, summary: Mapping[str, Any]) -> None:
+        """Go on from the counts that `summary` returned."""
+        self.judged, self.rescued, self.seconds = summary["judged"], summary["rescued"], summary["seconds"]
+        self.dropped, self.masked = Counter(summary["dropped"]), Counter(summary["masked"])
+
     def summary(self) -> dict[str, Any]:
         """Return the counts as plain values."""
         return {

@@ -50,6 +50,6 @@ class RunningStatistics:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` returned. For resume, which does not exist yet."""
+        """Take back what `state_dict` returned."""
         self.prompts = {json.loads(k): Tally(*v) for k, v in state["prompts"].items()}
         self.datasets = {k: Tally(*v) for k, v in state["datasets"].items()}

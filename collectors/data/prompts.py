@@ -100,10 +100,11 @@ class DataPrompts(PromptStream):
         raise DataError(f"no prompt came of {2 * self._count} records in a row; left out so far: {dict(self._skipped)}")
 
     def state(self) -> dict[str, Any]:
-        return {"drawn": self._mixture.state()}
+        return {"drawn": self._mixture.state(), "skipped": dict(self._skipped)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._mixture.restore(state["drawn"])
+        self._skipped = Counter(state.get("skipped", {}))
 
     def record(self, which: int, index: int) -> Record:
         """Read and check a record; DataError, with its place and field, if it cannot be used."""

@@ -51,3 +51,18 @@ class Supervision(Section):
     """Longest wait for the next group while the trainer is idle; after it the run ends."""
     stop_timeout_s: Seconds
     """Longest orderly stop; after it actors are killed."""
+
+
+class Checkpoint(Section):
+    """When the state of a run is kept, so that `asyncrl train --resume` can go on from there (docs/resume.md)."""
+
+    every_steps: Count | None
+    """Keep a checkpoint, from which a run can be resumed, after every so many training steps; null: steps make none."""
+    every_s: Seconds | None
+    """Keep a checkpoint after the first step that ends so long after the last one; null: time makes none."""
+    at_end: bool
+    """Keep a checkpoint when the run ends at a limit, at the end of its data, or by Ctrl-C, SIGTERM or SIGHUP."""
+    keep: Count
+    """How many checkpoints are kept; older ones are removed once a newer one is whole."""
+    timeout_s: Seconds
+    """A checkpoint that takes longer is given up, with a warning."""

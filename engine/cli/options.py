@@ -60,13 +60,21 @@ def resolve(
     """
     see_user_folder()
     try:
+        return load(config, overrides(options, sets), filters, rewards=rewards)
+    except ConfigError as error:
+        fail(str(error))
+
+
+def overrides(options: Sequence[tuple[str, str, str | None]], sets: Sequence[str]) -> list[Override]:
+    """Return what options and `--set` give; ends the process with code 2 if one cannot be parsed."""
+    try:
         # Values stay text until the schema has its say: one message, with the range, for every kind of mistake.
-        overrides = [
+        given = [
             Override(path, value if path in _TEXT else parse_value(value, option), option)
             for option, path, value in options
             if value is not None
         ]
-        return load(config, [*overrides, *map(parse_set, sets)], filters, rewards=rewards)
+        return [*given, *map(parse_set, sets)]
     except ConfigError as error:
         fail(str(error))
 

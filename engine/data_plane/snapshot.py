@@ -1,18 +1,20 @@
-"""A partition as files, without pickle: tags in JSON, tensors in safetensors. For checkpoints, which do not exist yet.
+"""Groups of a partition as files, without pickle: tags in JSON, tensors in safetensors.
 
-It is written and read through the plane's own operations, so it is the same for every backend. A
-snapshot holds whole groups, claimed or not; restored ones are ready again, under the same keys.
+They are read and put back through the plane's own operations, so that files are the same for every backend. A
+snapshot holds whole groups, claimed or not; ones that are put back are ready again, under the same keys.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from asyncrl.engine.data_plane.base import DataPlane
+from asyncrl.engine.data_plane.base import Column, DataPlane
 from asyncrl.engine.errors import DataPlaneError
 from asyncrl.engine.records import GroupMeta
 
@@ -21,55 +23,63 @@ _TENSORS = "columns.safetensors"
 _FORMAT = 1
 
 
-async def save_partition(plane: DataPlane, partition: str, columns: Sequence[str], folder: Path) -> int:
-    """Write all whole groups of a partition with `columns`; return how many."""
-    groups = await plane.groups(partition)
-    keys = [key for group in groups for key in group.keys]
-    values = await plane.read(partition, keys, columns)
-    tensors: dict[str, torch.Tensor] = {}
-    objects: dict[str, dict[str, Any]] = {column: {} for column in columns}
-    for column in columns:
-        for key, value in zip(keys, values[column], strict=True):
-            if isinstance(value, torch.Tensor):
-                tensors[f"{column}/{key}"] = value.contiguous()
-            else:
-                objects[column][key] = value
-    index = {
-        "format": _FORMAT,
-        "columns": list(columns),
-        "objects": objects,
-        "groups": [{"keys": group.keys, "tags": dict(group.tags)} for group in groups],
-    }
-    _write(folder, index, tensors)
-    return len(groups)
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Groups, and by column and key the values that came with their puts."""
+
+    groups: Sequence[GroupMeta]
+    columns: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    async def take(cls, plane: DataPlane, partition: str, groups: Sequence[GroupMeta]) -> "Snapshot":
+        """Read groups from a plane; MissingRows if one is not there any more."""
+        names = (await plane.partition(partition)).columns
+        keys = [key for group in groups for key in group.keys]
+        values = await plane.read(partition, keys, names) if keys and names else {name: [] for name in names}
+        # A plane may answer with views of memory that it uses again once the rows are cleared.
+        return cls(groups, {name: dict(zip(keys, map(_own, values[name]), strict=True)) for name in names})
+
+    async def put_back(self, plane: DataPlane, partition: str, groups: Sequence[GroupMeta]) -> None:
+        """Put some of its groups into a plane, in order."""
+        for group in groups:
+            columns: dict[str, Column] = {
+                name: [values[key] for key in group.keys] for name, values in self.columns.items()
+            }
+            await plane.put(partition, group, columns)
+
+    def write(self, folder: Path) -> None:
+        """Write two files into a folder."""
+        tensors: dict[str, torch.Tensor] = {}
+        objects: dict[str, dict[str, Any]] = {name: {} for name in self.columns}
+        for name, values in self.columns.items():
+            for key, value in values.items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"{name}/{key}"] = value
+                else:
+                    objects[name][key] = value
+        groups = [{"keys": group.keys, "tags": dict(group.tags)} for group in self.groups]
+        index = {"format": _FORMAT, "objects": objects, "groups": groups}
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / _TENSORS)
+        (folder / _INDEX).write_text(json.dumps(index), encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> "Snapshot":
+        """Read what `write` wrote; DataPlaneError if the files are of another format, or not whole."""
+        try:
+            index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+            if index["format"] != _FORMAT:
+                raise DataPlaneError(f"{folder} is a snapshot of format {index['format']}; this is {_FORMAT}")
+            tensors = load_file(folder / _TENSORS)
+            groups = [GroupMeta(tuple(entry["keys"]), entry["tags"]) for entry in index["groups"]]
+            columns: dict[str, dict[str, Any]] = {name: dict(values) for name, values in index["objects"].items()}
+            for name, values in columns.items():
+                for key in (key for group in groups for key in group.keys if key not in values):
+                    values[key] = tensors[f"{name}/{key}"]
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError, OSError, SafetensorError) as error:
+            raise DataPlaneError(f"{folder} cannot be read as a snapshot: {error!r}") from error
+        return cls(groups, columns)
 
 
-async def restore_partition(plane: DataPlane, partition: str, folder: Path) -> list[GroupMeta]:
-    """Put a saved partition's groups back, in order; DataPlaneError if the files are of another format."""
-    index, tensors = _read(folder)
-    restored = []
-    for entry in index["groups"]:
-        group = GroupMeta(tuple(entry["keys"]), entry["tags"])
-        columns = {
-            column: [
-                tensors[f"{column}/{key}"] if f"{column}/{key}" in tensors else index["objects"][column][key]
-                for key in group.keys
-            ]
-            for column in index["columns"]
-        }
-        await plane.put(partition, group, columns)
-        restored.append(group)
-    return restored
-
-
-def _write(folder: Path, index: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / _TENSORS)
-    (folder / _INDEX).write_text(json.dumps(index), encoding="utf-8")
-
-
-def _read(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    index: dict[str, Any] = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-    if index.get("format") != _FORMAT:
-        raise DataPlaneError(f"{folder} is a snapshot of format {index.get('format')}; this is {_FORMAT}")
-    return index, load_file(folder / _TENSORS)
+def _own(value: Any) -> Any:
+    return value.contiguous().clone() if isinstance(value, torch.Tensor) else value

@@ -1,7 +1,7 @@
 """The event log: append-only, with one writer. Every fold sees each event as it is appended."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -85,6 +85,16 @@ class EventLog:
         """The log's time, seconds, as an event would have it that was appended now."""
         return round(self._clock() - self._start, 6)
 
+    @property
+    def seq(self) -> int:
+        """The number of the last event."""
+        return self._seq
+
+    def wait_written(self, timeout_s: float) -> None:
+        """Block until what was appended is on disk; NotWritten if it cannot be, or is not within `timeout_s`."""
+        if self._writer is None or not self._writer.wait_written(timeout_s):
+            raise NotWritten(f"{self._path} could not be written within {timeout_s:g} s")
+
     def append(self, event: AnyEvent) -> None:
         self._seq += 1
         event = msgspec.structs.replace(event, seq=self._seq, t=self.now, wall=round(self._wall(), 3))
@@ -102,11 +112,11 @@ class EventLog:
         if failed is not None:
             self._fail(failed)
 
-    def resume(self, checkpoint: str, *, after: int) -> None:
+    def resume(self, checkpoint: str, *, after: int, config: Mapping[str, Any] | None = None) -> None:
         """Continue from a checkpoint that holds everything up to event `after`; later events become void.
 
-        For resume, which does not exist yet. The folds, which must be new, are given the events that count, then
-        the `Resumed` event that says so. ValueError if the log has no such event, or was appended to already.
+        The folds, which must be new, are given the events that count, then the `Resumed` event that says so, with the
+        configuration from here on. ValueError if the log has no such event, or was appended to already.
         """
         if self._path is None or not 0 < after <= self._found:
             raise ValueError(
@@ -117,7 +127,7 @@ class EventLog:
         for event in effective_events(self._path if self._path.name != FILE_NAME else self._path.parent, up_to=after):
             for fold in self._folds:
                 fold.apply(event)
-        self.append(Resumed(checkpoint=checkpoint, after=after))
+        self.append(Resumed(checkpoint=checkpoint, after=after, config=dict(config or {})))
 
     def flush(self) -> None:
         if self._writer is not None:

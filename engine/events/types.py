@@ -262,7 +262,8 @@ class Released(Event, frozen=True, kw_only=True, tag="released"):
 
 
 class Checkpointed(Event, frozen=True, kw_only=True, tag="checkpointed"):
-    """The state of the run after everything before this event is on disk. For checkpoints, which do not exist yet."""
+    """The state of the run after everything up to this event goes to `path`, in the run's folder, while the run goes
+    on. It is there once it is whole: the event alone does not say that it ever was."""
 
     path: str
     version: int
@@ -271,11 +272,13 @@ class Checkpointed(Event, frozen=True, kw_only=True, tag="checkpointed"):
 class Resumed(Event, frozen=True, kw_only=True, tag="resumed"):
     """The run continues from a checkpoint: events after number `after`, up to this one, are void.
 
-    For resume, which does not exist yet. `after` is the number of the last event that the checkpoint holds.
+    `after` is the number of the last event that the checkpoint holds; 1, and no name of a checkpoint, if there was none
+    and the run began anew. `config` holds every value in force from here on; empty: those of before.
     """
 
     checkpoint: str
     after: int
+    config: dict[str, Any] = {}
 
 
 class RunEnded(Event, frozen=True, kw_only=True, tag="run_ended"):

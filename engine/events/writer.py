@@ -26,6 +26,8 @@ _CHUNK = 4096
 class Writer(Protocol):
     def write(self, event: AnyEvent) -> None: ...
 
+    def wait_written(self, timeout_s: float) -> bool: ...
+
     def flush(self) -> None: ...
 
     def close(self) -> None: ...
@@ -59,6 +61,11 @@ class FileWriter:
 
     def write(self, event: AnyEvent) -> None:
         self.write_many((event,))
+
+    def wait_written(self, timeout_s: float) -> bool:
+        """Put on disk what was written."""
+        self._sync()
+        return True
 
     def write_many(self, events: Sequence[AnyEvent]) -> None:
         """Write events with one call to the file; a segment may end at any of them."""
@@ -123,7 +130,7 @@ class ThreadedWriter:
         self._path = path
         self._pending: deque[AnyEvent] = deque()
         self._wake = threading.Condition()
-        self._closing = False
+        self._closing = self._awaited = False
         self._error: BaseException | None = None
         self._compressing: list[threading.Thread] = []
         self.cpu_s = 0.0
@@ -143,6 +150,15 @@ class ThreadedWriter:
     def flush(self) -> None:
         """Raise an error of the thread, if there is one; the thread writes by itself."""
         self._raise()
+
+    def wait_written(self, timeout_s: float) -> bool:
+        """Have the thread write at once; return whether all is on disk within `timeout_s`."""
+        with self._wake:
+            self._awaited = True
+            self._wake.notify_all()
+            done = self._wake.wait_for(lambda: not self._awaited or self._error is not None, timeout_s)
+        self._raise()
+        return done
 
     def close(self) -> None:
         """Return when everything is on disk and compressed."""
@@ -164,12 +180,15 @@ class ThreadedWriter:
             while not closing:
                 with self._wake:
                     self._wake.wait_for(self._due, timeout=_WRITE_EVERY_S)
-                    closing = self._closing
+                    closing, awaited = self._closing, self._awaited
                 # `write` appends without the lock, so events are taken one by one.
                 self._write_pending()
-                with self._wake:
-                    self._wake.notify_all()
                 self._writer.flush()
+                if awaited:
+                    self._writer.wait_written(0.0)
+                with self._wake:
+                    self._awaited = self._awaited and not awaited
+                    self._wake.notify_all()
             self._writer.close()
         except BaseException as error:  # The thread's edge: the caller's next call raises it.
             self._error = error
@@ -186,7 +205,7 @@ class ThreadedWriter:
             self._writer.write_many([self._pending.popleft() for _ in range(count)])
 
     def _due(self) -> bool:
-        return self._closing or len(self._pending) >= _MAX_PENDING
+        return self._closing or self._awaited or len(self._pending) >= _MAX_PENDING
 
     def _start_compressing(self, finisher: Finisher, path: Path) -> None:
         def compress() -> None:

@@ -6,12 +6,12 @@ from typing import Protocol
 from asyncrl.collectors.tasks.prepared import PreparedTask
 from asyncrl.configs import RunConfig
 from asyncrl.engine.data_plane.base import DataPlane
-from asyncrl.engine.deployment import CollectorHandle, Deployment, ModelHolder, RankHandle
+from asyncrl.engine.deployment import CollectorHandle, Deployment, ModelHolder, RankHandle, StateHolder
 from asyncrl.engine.lifecycle.parts import cost_model, run_tokenizer, tokenized
 
 
-class SavingRank(RankHandle, ModelHolder, Protocol):
-    """A rank that can save the model."""
+class SavingRank(RankHandle, ModelHolder, StateHolder, Protocol):
+    """A rank that can save the model, and its own state."""
 
 
 def assemble(
@@ -32,4 +32,5 @@ def assemble(
         examples=tokenized(prepared.examples, run_tokenizer(config)),
         cost=cost.flops if cost else None,
         holder=ranks[0],
+        states=ranks,
     )

@@ -16,7 +16,7 @@ Invariant: it depends on logged events alone, in their order, so a replay derive
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 
@@ -102,6 +102,19 @@ class Balance:
             self._ranked = [(*self._expected(pace), name) for name, pace in self._paces.items()]
             heapify(self._ranked)
         return self._ranked[0][-1]
+
+    def turns(self) -> dict[str, int]:
+        """Return how many groups each collector was granted, for `restore`."""
+        return {name: pace.granted for name, pace in self._paces.items()}
+
+    def restore(self, turns: Mapping[str, int]) -> None:
+        """Go on with the turns of a checkpoint. The paces of its processes say nothing of those of today.
+
+        Other collectors than those of then begin anew: a new one would get all grants until it had as many.
+        """
+        if turns.keys() == self._paces.keys():
+            for name, granted in turns.items():
+                self._paces[name].granted = granted
 
     def late(self) -> dict[str, tuple[float, list[int]]]:
         """Return, per collector that has brought no group yet, when it is late in the log's time, and what it has.

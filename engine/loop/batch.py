@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from asyncrl.engine.checkpoint.state import BatchState, JudgementState
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.group import is_live_reward
 from asyncrl.engine.weights.base import Sent
@@ -47,6 +48,46 @@ class Batch:
         self.kept = [j for j in self.kept if j.group.group not in reasons]
         self.drops.update(reason for _, reason in out)
         return out
+
+    def state(self) -> BatchState:
+        """Return what a checkpoint holds of a batch that is not in training."""
+        kept = [
+            JudgementState(j.group.group, j.by, dict(j.masked), list(j.live), list(j.trained), sorted(j.rescued))
+            for j in self.kept
+        ]
+        return BatchState(
+            index=self.index,
+            judged=list(self.judged),
+            kept=kept,
+            drops=dict(self.drops),
+            masked=dict(self.masked),
+            trained=self.trained,
+            reward_sum=self.reward_sum,
+            reward_count=self.reward_count,
+            partial=self.partial,
+            gate_overdue=self.gate_overdue,
+        )
+
+    @classmethod
+    def restored(cls, state: BatchState, groups: Mapping[int, GroupMeta]) -> "Batch":
+        """Return the batch of a checkpoint; `groups` are those that are claimed again, by number."""
+        kept = [
+            Judgement(groups[k.group], None, k.by, k.masked, tuple(k.live), tuple(k.trained), frozenset(k.rescued))
+            for k in state.kept
+            if k.group in groups
+        ]
+        return cls(
+            state.index,
+            kept,
+            list(state.judged),
+            Counter(state.drops),
+            Counter(state.masked),
+            trained=state.trained,
+            reward_sum=state.reward_sum,
+            reward_count=state.reward_count,
+            partial=state.partial,
+            gate_overdue=state.gate_overdue,
+        )
 
     def attempts(self, groups_per_step: int) -> int:
         """Return how many attempts its judged groups are: 5 groups at 2 per step are 3."""

@@ -14,6 +14,7 @@ _assemble   produces batches; waits for put notices, and for _train to take the 
 _train      produces versions; waits for a batch, and for the publish lag to be within its bound.
 _publish    produces served versions; waits for every generator's acknowledgement.
 saver       produces folders of saved models; waits for rank 0, beside the next steps.
+checkpoints produces folders from which a run can be resumed; waits for the ranks (checkpointer.py).
 
 What happens to a batch, in which order, is in core.py; this file gives it tasks, real time and an ending. All of it
 is written against anyio with clock and I/O injected, so it runs on Ray, in one process and under virtual time alike.
@@ -28,13 +29,15 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from asyncrl.configs import RunConfig
+from asyncrl.engine.checkpoint.state import RunState
 from asyncrl.engine.deployment import CollectorHandle, Deployment, RankHandle
-from asyncrl.engine.errors import AsyncRLError, DataPlaneDown
+from asyncrl.engine.errors import AsyncRLError, DataPlaneDown, Overdue
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.lifecycle.deaths import Deaths
 from asyncrl.engine.loop.balance import Balance
 from asyncrl.engine.loop.batch import Batch, TrainedBatch
+from asyncrl.engine.loop.checkpointer import Checkpointer
 from asyncrl.engine.loop.core import Core
 from asyncrl.engine.loop.dispatcher import Dispatcher
 from asyncrl.engine.loop.handover import Handover
@@ -44,6 +47,7 @@ from asyncrl.engine.loop.prompt_source import PromptSource
 from asyncrl.engine.loop.publisher import Publisher
 from asyncrl.engine.loop.recall import Recall
 from asyncrl.engine.loop.retirement import Retirement
+from asyncrl.engine.loop.saved import Saved
 from asyncrl.engine.records import PromptStream
 from asyncrl.engine.records.ending import DATA_EXHAUSTED, INTERRUPTED, LIMIT_STEPS, Ending, failure, first_cause
 from asyncrl.engine.weights.digest import Digest, check_equal
@@ -68,15 +72,18 @@ class Controller:
         progress: Progress,
         clock: Callable[[], float],
         saver: ModelSaver | None = None,
+        checkpoints: Checkpointer | None = None,
     ) -> None:
         self._config = config
         self._saver = saver
+        self._checkpoints = checkpoints
         self._deployment = deployment
         self._events = events
         self._progress = progress
         given = deployment.prompts
         count = given.prompts if isinstance(given, PromptStream) else len(given)
         retirement = Retirement(config.task.retire_after, prompts=count)
+        self._retirement = retirement
         self._prompts = PromptSource(deployment.prompts, config, retirement)
         self.core = core = Core(
             config,
@@ -89,8 +96,8 @@ class Controller:
             run_ahead=config.run_ahead_groups,
         )
         self._handover = Handover(core.take, core.groups.changed)
-        collectors = deployment.collectors
-        balance = Balance((collector.name for collector in collectors), exact=config.rollout.max_staleness == 0)
+        collectors, exact = deployment.collectors, config.rollout.max_staleness == 0
+        self._balance = balance = Balance((collector.name for collector in collectors), exact=exact)
         events.add(balance)
         self.dispatcher = Dispatcher(
             config,
@@ -118,11 +125,14 @@ class Controller:
         self._works = False
         self._ending: Ending | None = None
 
-    async def run(self) -> Ending:
-        """Run to an ending, and leave nothing of the run behind. Only cancellation from outside is raised."""
+    async def run(self, saved: Saved | None = None) -> Ending:
+        """Run to an ending, from a checkpoint if one is given, and leave nothing of the run behind.
+
+        Only cancellation from outside is raised.
+        """
         try:
             async with anyio.create_task_group() as tasks:
-                await self._start(tasks)
+                await self._start(tasks, saved)
                 await self._work(tasks)
                 tasks.cancel_scope.cancel()
         except Exception as error:  # The run's edge: whatever came first is the run's ending.
@@ -130,6 +140,9 @@ class Controller:
             self._ending = failure(first_cause(error))
         ending = self._ending or Ending(1, "the run was cancelled")
         self._prompts.close()
+        if self._checkpoints is not None and self._works:
+            version = self.core.versions.trainer
+            await self._checkpoints.finish(ending, self._state, self.core.groups, version=version)
         await self._stop(plane_is_down=isinstance(ending.error, DataPlaneDown))
         if ending.code == 0 and not self._progress.steps:
             where = self._progress.alarms.in_vain()
@@ -149,6 +162,8 @@ class Controller:
         """What trainer and collectors wait for, in words."""
         if self._saver is not None and self._saver.finishing:
             return "the last model to be saved"
+        if self._checkpoints is not None and self._checkpoints.finishing:
+            return "the last checkpoint to be written"
         groups = self.core.groups.statistics()
         collectors = "prompts" if groups.run_ahead < groups.run_ahead_limit else "capacity"
         trainer = self.core.trainer_waits_for if self._works else "start"
@@ -167,20 +182,56 @@ class Controller:
         except (AsyncRLError, OSError):
             return None
 
-    async def _start(self, tasks: TaskGroup) -> None:
-        """Listen to every actor, then bring all of them to version 0."""
+    def _state(self) -> RunState:
+        """Return what the loop knows; between two steps (checkpointer.py)."""
+        return RunState(
+            self.core.state(),
+            self._prompts.state(),
+            self._retirement.state(),
+            self.dispatcher.next_group,
+            self._balance.turns(),
+        )
+
+    async def _restore(self, saved: Saved) -> None:
+        """Bring rows, registers and ranks to where they were at a checkpoint."""
+        fence, state = await saved.put_rows(self._deployment), saved.state
+        self._prompts.restore(state.prompts)
+        self._retirement.restore(state.retirement)
+        self.dispatcher.restore(state.next_group)
+        self._balance.restore(state.turns)
+        self.core.restore(state.core, self._prompts.grant, fence=fence)
+        limit_s = self._config.checkpoint.timeout_s
+        try:
+            with anyio.fail_after(limit_s):
+                async with anyio.create_task_group() as loading:
+                    for rank in self._deployment.states:
+                        loading.start_soon(rank.load_state, saved.trainer)
+        except TimeoutError:
+            raise Overdue(f"{saved.folder} was not loaded within {limit_s:g} s (checkpoint.timeout_s)") from None
+        if self._checkpoints is not None:
+            self._checkpoints.resumed(saved.version)
+        if self._saver is not None:
+            self._saver.resumed(saved.version)
+        log.info("resumed", checkpoint=str(saved.folder), version=saved.version)
+
+    async def _start(self, tasks: TaskGroup, saved: Saved | None) -> None:
+        """Listen to every actor, then bring all of them to version 0, or to that of a checkpoint."""
         deployment = self._deployment
         tasks.start_soon(deployment.plane.watch)
         for actor in (*deployment.collectors, *deployment.ranks):
             tasks.start_soon(self._listener.listen, actor)
         for collector in deployment.collectors:
             tasks.start_soon(self._run_collector, collector)
-        if self._config.trainer.sft_warm_up_steps:
+        if saved is not None:
+            await self._restore(saved)
+        elif self._config.trainer.sft_warm_up_steps:
             async with anyio.create_task_group() as warming:
                 for rank in deployment.ranks:
                     warming.start_soon(self._warm_up, rank)
         await self._compare_weights()
-        await self.publisher.publish(0, await deployment.ranks[0].weights())
+        version = self.core.versions.trainer
+        await self.publisher.publish(version, await deployment.ranks[0].weights())
+        self.core.published(version)
 
     async def _compare_weights(self) -> None:
         """Raise VersionError if a rank holds another version 0 than rank 0, which is published."""
@@ -223,7 +274,10 @@ class Controller:
 
     async def _assemble(self) -> None:
         """Assemble batches until the data ends or a limit is reached; the trainer finishes those that it was given."""
-        core, reason = self.core, None
+        core = self.core
+        if core.front_end.waiting is not None:
+            await self._handover.offer(core.front_end.waiting)
+        reason = core.limit()  # A run that is resumed may have reached it before.
         while reason is None and (batch := await core.assemble()) is not None:
             if batch.kept:
                 await self._handover.offer(batch)
@@ -236,6 +290,9 @@ class Controller:
     async def _train(self, out: MemoryObjectSendStream[TrainedBatch], tasks: TaskGroup) -> None:
         """Train what was assembled, until there is no more or a limit is reached."""
         core = self.core
+        if core.limit() == LIMIT_STEPS:
+            self._end(LIMIT_STEPS)
+            return
         while not core.front_end.closed and (batch := await self._handover.next()) is not None:
             trained = await core.train(batch)
             self._close(batch, trained)
@@ -245,6 +302,8 @@ class Controller:
             if core.limit() == LIMIT_STEPS:
                 self._end(LIMIT_STEPS)
                 return
+            if trained is not None and self._checkpoints is not None:
+                await self._checkpoints.after_step(trained.version, self._state, core.groups, tasks)
             if trained is not None and self._saver is not None:
                 await self._saver.after_step(trained.version, tasks)
 

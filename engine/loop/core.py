@@ -21,6 +21,7 @@ import msgspec
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine import metrics
+from asyncrl.engine.checkpoint.state import CoreState, GrantState
 from asyncrl.engine.deployment import CONSUMER, PARTITION, Deployment
 from asyncrl.engine.errors import NothingLearned
 from asyncrl.engine.events.log import EventLog
@@ -118,6 +119,7 @@ class Core:
 
     def take(self, batch: Batch) -> None:
         """Take a batch for training: what is assembled from now on is trained one version later."""
+        self.front_end.let_go(batch)
         self._log.append(BatchTaken(batch=batch.index))
         self.versions.hand_over()
 
@@ -152,6 +154,7 @@ class Core:
     def close(self, batch: Batch, trained: TrainedBatch | None) -> None:
         """Note what became of a batch. NothingLearned after `run.max_empty_batches` in a row without a step."""
         self._waits_for, self._waits_since = "batch", self._clock()
+        self.front_end.let_go(batch)
         if trained is not None:
             self._unpublished[trained.version] = trained.groups
             return
@@ -171,8 +174,46 @@ class Core:
         return trained
 
     def published(self, version: int) -> None:
-        """Give back the capacity of the batch that made a version, now that every generator serves it."""
-        self.groups.release(self._unpublished.pop(version, ()))
+        """Give back the capacity of the batches that made the versions up to one that every generator serves now."""
+        for made in sorted(self._unpublished):
+            if made <= version:
+                self.groups.release(self._unpublished.pop(made))
+
+    def state(self) -> CoreState:
+        """Return what is known between the close of a batch and the take of the next one, for `restore`."""
+        return CoreState(
+            version=self.versions.trainer,
+            groups=self.groups.state(),
+            out=self.groups.run_ahead.out,
+            unpublished={version: list(groups) for version, groups in self._unpublished.items()},
+            front_end=self.front_end.state(),
+            statistics=self._judged.state_dict(),
+            filters=self._chain.state_dict(),
+            filter_stats={name: stats.summary() for name, stats in self._chain.stats.items()},
+        )
+
+    def go_on(self, config: RunConfig, deployment: Deployment) -> None:
+        """Go on in another deployment, where a log says that its run was resumed; between two batches."""
+        self._config, self._ranks = config, deployment.ranks
+        self._step = Step(config, deployment, log=self._log, clock=self._clock)
+        self.versions.serve_by(collector.name for collector in deployment.collectors)
+
+    def restore(self, state: CoreState, grant: Callable[[GrantState], Grant], *, fence: int) -> None:
+        """Go on from a checkpoint, whose groups are in the data plane again; those claimed, under `fence`."""
+        self.versions.restore(state.version)
+        self._judged.load_state_dict(state.statistics)
+        self._chain.load_state_dict(state.filters)
+        for name, stats in self._chain.stats.items():
+            stats.restore(state.filter_stats[name])
+        self._unpublished.update(state.unpublished)
+        claimed = {group.grant.group: group.meta for group in state.groups if group.place == "claimed"}
+        self.front_end.restore(state.front_end, claimed)
+        self.groups.restore(state.groups, grant, fence=fence, out=state.out)
+        # A group that was dropped just before the cut may have had its fate and still its capacity.
+        out = {group.grant.group for group in state.groups}.union(*state.unpublished.values())
+        if self._chain.refill is None and state.front_end.open is not None:
+            out.update(state.front_end.open.judged)
+        self.groups.release(group for group in state.out if group not in out)
 
     def limit(self) -> str | None:
         """Return the limit that the run has reached, if any: of steps, of batches, or of reward."""

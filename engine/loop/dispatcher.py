@@ -5,7 +5,6 @@ Invariant: a group is dispatched, and takes capacity, before a collector hears o
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count
 
 import anyio
 from anyio.abc import TaskGroup
@@ -40,6 +39,16 @@ class Dispatcher:
         self._versions = versions
         self._balance = balance
         self._held_up = held_up
+        self._next_group = 0
+
+    @property
+    def next_group(self) -> int:
+        """The number of the next group."""
+        return self._next_group
+
+    def restore(self, next_group: int) -> None:
+        """Go on numbering groups from a checkpoint."""
+        self._next_group = next_group
 
     async def run(self) -> None:
         """Dispatch prompts while there is capacity; many groups in one call to a collector."""
@@ -59,7 +68,6 @@ class Dispatcher:
                 await self._collectors[name].cancel(groups)
 
     async def _dispatch(self, granting: TaskGroup) -> None:
-        numbers = count()
         while True:
             # The front end keeps the deadline: if no capacity comes back, no batch becomes complete there.
             await self._groups.changed.wait_at_most(self._may_grant, self._config.supervision.starve_timeout_s)
@@ -69,9 +77,8 @@ class Dispatcher:
                 if turn is None:
                     self._groups.changed.notify()
                     break
-                grant = Grant(
-                    next(numbers), turn.prompt, self._config.rollout.group_size, self._config.run.seed, turn.tries
-                )
+                number, self._next_group = self._next_group, self._next_group + 1
+                grant = Grant(number, turn.prompt, self._config.rollout.group_size, self._config.run.seed, turn.tries)
                 name = self._balance.choose()
                 self._groups.dispatch(grant, name, served=self._versions.served[name], retry_of=turn.retry_of)
                 grants.setdefault(name, []).append(grant)

@@ -6,7 +6,7 @@ hand-off for the trainer's version. Only the front end claims. Judging reads tag
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -15,6 +15,7 @@ import anyio
 import structlog
 
 from asyncrl.configs import RunConfig
+from asyncrl.engine.checkpoint.state import FrontEndState
 from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.errors import Overdue
 from asyncrl.engine.events.log import EventLog
@@ -112,6 +113,37 @@ class FrontEnd:
         self._closed = False
         self._claims = 0
         self._refilling = False
+        self._open: Batch | None = None
+        self._restored: Batch | None = None
+
+    @property
+    def waiting(self) -> Batch | None:
+        """The batch of a checkpoint that was complete when it was made: it waits for the trainer."""
+        restored = self._restored
+        return restored if restored is not None and restored.index < self._batches else None
+
+    def state(self) -> FrontEndState:
+        """Return the batches that are not in training, for `restore`; the last of them may be in the making."""
+        batch = self._open
+        earlier = [one for one in self._refill.handed_on if one is not batch]
+        return FrontEndState(self._batches, batch.state() if batch else None, [one.state() for one in earlier])
+
+    def restore(self, state: FrontEndState, groups: Mapping[int, GroupMeta]) -> None:
+        """Go on from a checkpoint; `groups` are those that are claimed again, by number."""
+        self._batches = state.batches
+        for earlier in state.handed_on:
+            self._refill.hand_on(Batch.restored(earlier, groups))
+        if state.open is not None:
+            self._open = self._restored = Batch.restored(state.open, groups)
+        if self.waiting is not None:
+            self._refill.hand_on(self.waiting)
+
+    def let_go(self, batch: Batch) -> None:
+        """Note that a batch is the trainer's now, or is closed."""
+        if batch is self._open:
+            self._open = None
+        if batch is self._restored:
+            self._restored = None
 
     @property
     def batches(self) -> int:
@@ -130,7 +162,7 @@ class FrontEnd:
 
         Raises RefillExhausted if configured, and Overdue if no group arrives in time.
         """
-        batch = Batch(self.batches)
+        batch = self._open = self._restored or Batch(self.batches)
         await self._fill(batch)
         if not batch.judged or self.closed:
             return batch

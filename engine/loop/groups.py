@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import anyio
 import structlog
 
+from asyncrl.engine.checkpoint.state import GrantState, GroupState, Place
 from asyncrl.engine.data_plane.base import Claim, DataPlane, Lease
 from asyncrl.engine.errors import AsyncRLError, ClaimLost
 from asyncrl.engine.events.log import EventLog
@@ -28,7 +29,17 @@ from asyncrl.engine.events.types import (
 from asyncrl.engine.loop.run_ahead import RunAhead
 from asyncrl.engine.records import Grant, GroupMeta
 from asyncrl.engine.records import group as tag
-from asyncrl.engine.records.fate import CANCELLED, RECALLED, RUN_ENDED, STALE, TRAINED, dropped, failed, masked
+from asyncrl.engine.records.fate import (
+    CANCELLED,
+    NOT_RESTORED,
+    RECALLED,
+    RUN_ENDED,
+    STALE,
+    TRAINED,
+    dropped,
+    failed,
+    masked,
+)
 from asyncrl.engine.records.spans import tokens_by_version
 
 log = structlog.get_logger()
@@ -103,6 +114,8 @@ class Groups:
         self._stamps: dict[int, int] = {}
         self._collectors: dict[int, str] = {}
         self._recalled: set[int] = set()
+        self._copied: set[str] = set()
+        self._copy_over = anyio.Event()
         self._arrivals = 0
         self.changed = run_ahead.changed
 
@@ -278,6 +291,8 @@ class Groups:
             del self._fences[group.row]
         # If this were cut off, the capacity of groups that have their fates would never come back.
         with anyio.CancelScope(shield=True):
+            if not self._copied.isdisjoint(lease.fences):
+                await self._copy_over.wait()  # It ends by the deadline of the checkpoint.
             await self._clear(groups, lease)
         if release:
             self.release([group.group for group in groups])
@@ -315,7 +330,7 @@ class Groups:
         del self._stamps[group], self._collectors[group]
         self._log.append(Settled(group=group, fates=list(fates)))
         self._recalled.discard(group)
-        for reason in (STALE, CANCELLED, RECALLED):
+        for reason in (STALE, CANCELLED, RECALLED, NOT_RESTORED):
             if dropped(reason) in fates:
                 self._on_lost(grant, reason)
 
@@ -324,6 +339,61 @@ class Groups:
         freed = self.run_ahead.give_back(groups)
         if freed:
             self._log.append(Released(groups=freed))
+
+    def state(self) -> list[GroupState]:
+        """Return the groups without a fate, for `restore`, in order of dispatch."""
+        places: list[tuple[Place, Mapping[int, GroupMeta]]] = [("buffered", self._buffered), ("claimed", self._claimed)]
+        held = [
+            GroupState(GrantState.of(self._grants[number]), place, list(group.keys), dict(group.tags))
+            for place, groups in places
+            for number, group in groups.items()
+        ]
+        flying = [GroupState(GrantState.of(grant), "in_flight") for grant in self._in_flight.values()]
+        return sorted(held + flying, key=lambda state: state.grant.group)
+
+    def copying(self, groups: Iterable[GroupState]) -> Callable[[], None]:
+        """Keep the rows of groups in the data plane, whatever becomes of them, until the function returned is called.
+
+        Their settlement waits for it: what a checkpoint is to hold would otherwise be cleared under its hands.
+        """
+        self._copied, self._copy_over = {group.meta.row for group in groups}, anyio.Event()
+
+        def over() -> None:
+            self._copied = set()
+            self._copy_over.set()
+
+        return over
+
+    def restore(
+        self, states: Iterable[GroupState], grant: Callable[[GrantState], Grant], *, fence: int, out: Iterable[int]
+    ) -> None:
+        """Take up the groups of a checkpoint, whose rows are in the data plane again; those claimed, under `fence`.
+
+        A group that was in flight then is `NOT_RESTORED`, and its prompt comes again. `out` are the groups whose
+        capacity is out.
+        """
+        self.run_ahead.restore(out)
+        for state in states:
+            number = state.grant.group
+            self._grants[number] = grant(state.grant)
+            self._stamps[number], self._collectors[number] = 0, ""
+            if state.place == "in_flight":
+                self._in_flight[number] = self._grants[number]
+                self.abandon(number)
+                continue
+            place = self._claimed if state.place == "claimed" else self._buffered
+            place[number] = state.meta
+            if state.place == "claimed":
+                self._fences[state.meta.row] = fence
+            else:
+                self._arrivals += 1
+        self.changed.notify()
+
+    def abandon(self, group: int) -> None:
+        """Settle a group that was in flight when the checkpoint was made from which the run goes on."""
+        grant = self._in_flight.pop(group)
+        self._settled(group, [dropped(NOT_RESTORED)] * grant.size)
+        self.release([group])
 
     async def settle_rest(self) -> None:
         """At the end of a run, drop all groups without a fate (`run_ended`), and clear every key."""

@@ -16,10 +16,10 @@ from anyio.abc import TaskGroup
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine.deployment import ModelHolder
-from asyncrl.engine.errors import AsyncRLError, Overdue
+from asyncrl.engine.errors import AsyncRLError, ConfigError, Overdue
 from asyncrl.engine.events.means import Means
 from asyncrl.engine.events.progress import Progress
-from asyncrl.engine.model.folder import BEST, LAST, Note
+from asyncrl.engine.model.folder import BEST, LAST, Note, find_folder
 from asyncrl.engine.records.ending import Ending, failure
 
 log = structlog.get_logger()
@@ -69,6 +69,20 @@ class ModelSaver:
     def finishing(self) -> bool:
         """Whether the last version is being saved, which is all that the run still does."""
         return self._finishing
+
+    def resumed(self, version: int) -> None:
+        """Go on from the checkpoint of a version: the best model so far is the one on disk, if it is not a later one.
+
+        A later one is of a history that was given up, and another model will have its version.
+        """
+        folder = find_folder(self._settings.directory / BEST)
+        try:
+            note = None if folder is None else Note.read(folder)
+        except ConfigError as error:
+            log.warning("the best model so far cannot be told", error=str(error))
+            return
+        if note is not None and note.version <= version:
+            self._saved[BEST] = note
 
     async def after_step(self, version: int, tasks: TaskGroup) -> None:
         """Save the version that a step has made, if it is due; the writing goes on in `tasks`."""

@@ -13,9 +13,10 @@ from typing import Any
 import structlog
 
 from asyncrl.configs import RunConfig
+from asyncrl.engine.checkpoint.state import GrantState, PromptsState, PromptState
 from asyncrl.engine.loop.retirement import Retirement
 from asyncrl.engine.records import Grant, Prompt, PromptStream
-from asyncrl.engine.records.fate import RECALLED
+from asyncrl.engine.records.fate import NOT_RESTORED, RECALLED
 
 log = structlog.get_logger()
 
@@ -51,6 +52,10 @@ class Listed(PromptStream):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._drawn, self._order = int(state["drawn"]), []
+
+    def same(self, prompt: PromptState) -> Prompt:
+        """Return the prompt of the list that a checkpoint names: its fields may hold what JSON cannot."""
+        return next((known for known in self._prompts if known.id == prompt.id), prompt.prompt())
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +118,28 @@ class PromptSource:
                 self._retirement.none_left()
 
     def lost(self, grant: Grant, reason: str) -> None:
-        """Let a lost prompt come again: always if it was recalled, up to `requeue_tries` times if it got too old."""
-        if reason == RECALLED:
+        """Let a lost prompt come again: up to `requeue_tries` times if it got too old, else always."""
+        if reason in (RECALLED, NOT_RESTORED):
             self._recall(grant)
         elif grant.tries < self._tries and not self._closed:
             self._lost.append(grant)
         elif self._tries:
             prompt = grant.prompt
             log.warning("a prompt is lost to age for good", prompt=prompt.id, dataset=prompt.dataset, tries=self._tries)
+
+    def state(self) -> PromptsState:
+        """Return the place in the data, for `restore`."""
+        return PromptsState(self._prompts.prompts, self._prompts.state(), [GrantState.of(lost) for lost in self._lost])
+
+    def restore(self, state: PromptsState) -> None:
+        """Go on from a checkpoint over the same prompts."""
+        self._prompts.restore(state.stream)
+        self._lost.extend(self.grant(lost) for lost in state.lost)
+
+    def grant(self, state: GrantState) -> Grant:
+        """Return the grant that a checkpoint tells of."""
+        stream = self._prompts
+        return state.grant(stream.same(state.prompt) if isinstance(stream, Listed) else state.prompt.prompt())
 
     def close(self) -> None:
         """From now on no lost prompt comes again, because the run ends."""

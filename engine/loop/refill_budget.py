@@ -29,6 +29,11 @@ class RefillBudget:
         if self._policy is not None and self._policy.on_exhausted == "error":
             self._handed_on.append(batch)
 
+    @property
+    def handed_on(self) -> list[Batch]:
+        """The complete batches that may count towards the budget."""
+        return self._handed_on
+
     def wanted(self, batch: Batch) -> int:
         """Return how many groups to judge next; 0 if the batch is complete. RefillExhausted if so configured."""
         policy, per_step = self._policy, self._groups_per_step

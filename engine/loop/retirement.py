@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import structlog
 
+from asyncrl.engine.checkpoint.state import RetirementState
 from asyncrl.engine.errors import GenerationError
 from asyncrl.engine.records import Prompt
 
@@ -56,6 +57,14 @@ class Retirement:
         self.retired[prompt.id] += 1
         log.info("a prompt that was left out is passed over", prompt=prompt.id, times=self.retired[prompt.id])
         return True
+
+    def state(self) -> RetirementState:
+        """Return what was counted, for `restore`."""
+        return RetirementState(list(self._failures.items()), list(self.retired.items()), self._last)
+
+    def restore(self, state: RetirementState) -> None:
+        """Go on from a checkpoint."""
+        self._failures, self.retired, self._last = dict(state.failures), dict(state.retired), state.last
 
     def none_left(self) -> NoReturn:
         """Raise the GenerationError of a run whose prompts are all retired."""

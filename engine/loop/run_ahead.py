@@ -39,6 +39,10 @@ class RunAhead:
             raise RuntimeError(f"run-ahead is used up: {self.limit} groups are out")
         self._out.add(group)
 
+    def restore(self, groups: Iterable[int]) -> None:
+        """Take up the groups whose capacity is out; they may be more than a smaller limit allows."""
+        self._out.update(groups)
+
     def give_back(self, groups: Iterable[int]) -> list[int]:
         """Give back the capacity of groups; return those that held any."""
         freed = [group for group in groups if group in self._out]

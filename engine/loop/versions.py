@@ -70,6 +70,17 @@ class Versions:
         self._trainer = version
         self.changed.notify()
 
+    def restore(self, version: int) -> None:
+        """Go on from a checkpoint: the trainer is at `version`, and every generator serves version 0 until it loads."""
+        self._trainer = version
+        self.serve_by(self.served)
+
+    def serve_by(self, generators: Iterable[str]) -> None:
+        """Begin anew with generators that all serve version 0."""
+        self.served = dict.fromkeys(generators, 0)
+        self._serving, self._oldest = Counter(self.served.values()), 0
+        self.changed.notify()
+
     def acknowledge(self, generator: str, version: int) -> None:
         """Note that a generator has loaded `version` whole."""
         if version < self.served[generator]:

@@ -16,6 +16,8 @@ NO_TOKENS = "no_trainable_tokens"
 OVER_BUDGET = "over_budget"
 CANCELLED = "cancelled_stale"
 RECALLED = "recalled"
+NOT_RESTORED = "not_restored"
+"""A group was in flight at the checkpoint from which the run was resumed; its prompt was issued again."""
 QUEUE_TIMEOUT = "queue_timeout"
 RUN_ENDED = "run_ended"
 

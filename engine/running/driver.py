@@ -23,8 +23,9 @@ import structlog
 
 from asyncrl.collectors.tasks.prepared import PreparedTask
 from asyncrl.configs import RunConfig
-from asyncrl.engine.aio.blocking import in_place, in_thread
+from asyncrl.engine.aio.blocking import Blocking, in_place, in_thread
 from asyncrl.engine.aio.call_in import CallIn, call_here
+from asyncrl.engine.checkpoint.state import write_run
 from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.data_plane.observe import ObservedPlane
 from asyncrl.engine.deployment import PARTITION, Deployment
@@ -32,11 +33,13 @@ from asyncrl.engine.errors import FilterError
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import SCHEMA, RunEnded, RunStarted
+from asyncrl.engine.loop.checkpointer import Checkpointer, CheckpointSettings
 from asyncrl.engine.loop.controller import Controller
 from asyncrl.engine.loop.model_saver import ModelSaver, SaverSettings
 from asyncrl.engine.records.ending import INTERRUPTED, Ending, failure, first_cause
 from asyncrl.engine.running.host import Host
 from asyncrl.engine.running.process_state import torch_threads_restored
+from asyncrl.engine.running.resume import Resumption
 from asyncrl.engine.running.signals import exit_code
 from asyncrl.engine.running.threads import is_main_thread
 from asyncrl.filters import BaseRolloutFilter, Chain, build_chain
@@ -46,12 +49,16 @@ from asyncrl.filters.taggers import Tagger
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be run, checked: `filters` are objects to be put into the configured chain."""
+    """What is to be run, checked: `filters` are objects to be put into the configured chain.
+
+    `resumption` is the run that is gone on with; None for a new one.
+    """
 
     config: RunConfig
     task: PreparedTask
     directory: Path
     filters: Sequence[BaseRolloutFilter] = ()
+    resumption: Resumption | None = None
 
     @property
     def taggers(self) -> dict[str, Tagger]:
@@ -94,6 +101,9 @@ class Driver:
         self._skipped: dict[str, int] | None = None
         self._filter_state: dict[str, Any] = {}
         self._saver: ModelSaver | None = None
+        self._checkpoints: Checkpointer | None = None
+        self.speaks = order.resumption is None
+        """False while a run that is resumed reads its log, of which everything was told before."""
 
     @property
     def filter_state(self) -> Mapping[str, Any]:
@@ -178,7 +188,8 @@ class Driver:
             self._host.watch(controller)
             if self._asked is not None:  # While the deployment was built, in one go.
                 controller.interrupt(self._asked)
-            ending = await controller.run()
+            resumption = self._order.resumption
+            ending = await controller.run(resumption.saved if resumption is not None else None)
             self._keys_left = await controller.keys_left(PARTITION)
             structlog.get_logger().info(
                 "data plane calls of the driver",
@@ -201,15 +212,30 @@ class Driver:
         if order.config.run.save_model and deployment.holder is not None:
             settings = SaverSettings.of(order.config, order.directory.absolute(), order.config_digest)
             self._saver = ModelSaver(settings, deployment.holder, self._progress)
+        deployment = replace(deployment, plane=plane, owner=owner, record=self._recorder(plane))
+        if deployment.states:
+            self._checkpoints = self._build_checkpoints(deployment, events)
         return Controller(
             order.config,
-            replace(deployment, plane=plane, owner=owner, record=self._recorder(plane)),
+            deployment,
             chain=self._chain,
             events=events,
             progress=self._progress,
             clock=time.monotonic,
             saver=self._saver,
+            checkpoints=self._checkpoints,
         )
+
+    def _build_checkpoints(self, deployment: Deployment, events: EventLog) -> Checkpointer:
+        order = self._order
+        run = write_run(order.recorded_config(), digest=order.config_digest, software=_software())
+        settings = CheckpointSettings.of(order.config, order.directory.absolute(), run=run)
+        return Checkpointer(settings, deployment, events=events, blocking=self._blocking)
+
+    @property
+    def _blocking(self) -> Blocking[Any]:
+        # In one process a thread would make the order of events a matter of luck.
+        return in_place if self._order.config.run.runtime == "local" else in_thread
 
     @asynccontextmanager
     async def _deployed(
@@ -246,7 +272,14 @@ class Driver:
                 yield await stack.enter_async_context(deployment)
 
     def _log_start(self, events: EventLog) -> None:
-        """Say what runs; once the environment is set, since it imports torch."""
+        """Say what runs, or goes on; once the environment is set, since it imports torch."""
+        resumption = self._order.resumption
+        if resumption is not None:
+            resumption.warn()
+            config = self._order.recorded_config()
+            events.resume(resumption.checkpoint, after=resumption.after, config=config)
+            self.speaks = True
+            return
         from asyncrl.engine.lifecycle.parts import cost_model
 
         cost = cost_model(self._order.config)
@@ -269,10 +302,8 @@ class Driver:
         from asyncrl.engine.loop.stages import later_columns
         from asyncrl.engine.trace.tensors import TensorRecorder
 
-        # In one process a thread would make the order of events a matter of luck.
-        blocking = in_place if config.run.runtime == "local" else in_thread
         columns = later_columns(config.trainer)
-        return TensorRecorder(plane, self._order.directory, blocking=blocking, columns=columns).record
+        return TensorRecorder(plane, self._order.directory, blocking=self._blocking, columns=columns).record
 
 
 async def _keep(take_signals: Callable[[], None]) -> None:

@@ -20,6 +20,7 @@ from asyncrl.engine.events.types import (
     OwnerDead,
     Put,
     Released,
+    Resumed,
     RunEnded,
     RunStarted,
     Settled,
@@ -121,6 +122,8 @@ class _Hidden:
         match event:
             case RunStarted():
                 changes |= {"config": self._config(event.config), "software": {}, "process_wall": None}
+            case Resumed():
+                changes |= {"config": self._config(event.config)}
             case Dispatched():
                 changes["dataset"] = self._datasets[event.dataset]
                 changes["prompt"] = _mapped(event.prompt, self._prompts)

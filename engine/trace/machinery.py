@@ -28,7 +28,7 @@ from asyncrl.engine.events.types import (
 )
 from asyncrl.engine.loop.core import Core
 from asyncrl.engine.records import Grant, GroupMeta, Prompt
-from asyncrl.engine.records.fate import CANCELLED, RECALLED, dropped
+from asyncrl.engine.records.fate import CANCELLED, NOT_RESTORED, RECALLED, dropped
 from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork, Work
 from asyncrl.engine.trace.forced_plane import FOR_EVER_S, OWNER
 from asyncrl.engine.weights.stand_in import NoWeights
@@ -155,12 +155,12 @@ class Machinery:
         more_may_come: Callable[[], bool],
     ) -> None:
         self.groups_seen: dict[int, GroupMeta] = {}
+        self._plane, self._cost = plane, cost
         progress = Progress(config.run.reward_window)
         self.log = EventLog(clock=virtual_clock, wall=virtual_clock, folds=[progress, *folds])
-        collectors: list[Any] = [_Named(name) for name in generators]
         self.core = Core(
             config,
-            Deployment(plane, collectors, ranks, (), (), cost, owner=OWNER),
+            self._deployment(ranks, generators),
             chain=chain,
             log=self.log,
             progress=progress,
@@ -169,6 +169,14 @@ class Machinery:
             run_ahead=_NO_LIMIT,
         )
         self._seconds: dict[int, float | None] = {}
+
+    def _deployment(self, ranks: Sequence[ReplayRank], generators: Iterable[str]) -> Deployment:
+        collectors: list[Any] = [_Named(name) for name in generators]
+        return Deployment(self._plane, collectors, ranks, (), (), self._cost, owner=OWNER)
+
+    def go_on(self, config: RunConfig, ranks: Sequence[ReplayRank], generators: Iterable[str]) -> None:
+        """Go on as a run that was resumed, with ranks and collectors of its own."""
+        self.core.go_on(config, self._deployment(ranks, generators))
 
     def set_version(self, version: int) -> None:
         """Bring the trainer to a version without a step; an older one changes nothing."""
@@ -203,6 +211,8 @@ class Machinery:
                 groups.arrive(group, seconds=self._seconds.pop(event.group, None))
             case GroupFailed():
                 groups.fail(event.group, event.reason, event.error)
+            case Settled() if groups.in_flight(event.group) and dropped(NOT_RESTORED) in event.fates:
+                groups.abandon(event.group)
             case Settled() if groups.in_flight(event.group):
                 for reason in (CANCELLED, RECALLED):
                     if dropped(reason) in event.fates:

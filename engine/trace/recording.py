@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +92,15 @@ class Recording:
 
     @property
     def generators(self) -> list[str]:
-        """Every generator that the log names anywhere, in alphabetical order."""
-        named = {event.generator for event in self.events if isinstance(event, Acknowledged)}
-        return sorted(named | {event.collector for event in self.events if isinstance(event, Dispatched)})
+        """Every generator that the log names before it was resumed, in alphabetical order."""
+        return self.generators_after(0)
+
+    def generators_after(self, seq: int) -> list[str]:
+        """Return the generators named after an event, up to the next resume, in alphabetical order."""
+        later = (event for event in self.events if event.seq > seq)
+        part = list(takewhile(lambda event: not isinstance(event, Resumed), later))
+        named = {event.generator for event in part if isinstance(event, Acknowledged)}
+        return sorted(named | {event.collector for event in part if isinstance(event, Dispatched)})
 
     @property
     def cost(self) -> Cost | None:
@@ -116,12 +123,17 @@ class Recording:
 
     def values(self, source: str = "the recorded configuration") -> list[Override]:
         """Return the recorded configuration as overrides that say where they are from."""
-        # fetch_policy had no effect, and values that it could have then are refused by now.
-        return [
-            Override(RENAMED.get(path, path), value, source)
-            for path, value in _leaves(self.started.config)
-            if path != "trainer.fetch_policy"
-        ]
+        return recorded_values(self.started.config, source)
+
+
+def recorded_values(config: Mapping[str, Any], source: str) -> list[Override]:
+    """Return a configuration as it was recorded, by this asyncrl or an older one, as overrides."""
+    # fetch_policy had no effect, and values that it could have then are refused by now.
+    return [
+        Override(RENAMED.get(path, path), value, source)
+        for path, value in _leaves(config)
+        if path != "trainer.fetch_policy"
+    ]
 
 
 def follows(last: AnyEvent, event: AnyEvent) -> bool:

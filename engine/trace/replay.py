@@ -16,7 +16,8 @@ from typing import Any
 import anyio
 import msgspec
 
-from asyncrl.configs import RunConfig
+from asyncrl.configs import RunConfig, load
+from asyncrl.configs.load import DEFAULT_PRESET
 from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.errors import TraceError
 from asyncrl.engine.events.types import (
@@ -51,7 +52,7 @@ from asyncrl.engine.trace.gates import Gates
 from asyncrl.engine.trace.given import unlike
 from asyncrl.engine.trace.loop import Loop
 from asyncrl.engine.trace.machinery import Machinery, replay_ranks, without_limits
-from asyncrl.engine.trace.recording import Recording
+from asyncrl.engine.trace.recording import Recording, recorded_values
 from asyncrl.engine.trace.restartable import Restartable
 from asyncrl.filters import Chain, build_chain
 from asyncrl.filters.statistics import RunningStatistics
@@ -95,6 +96,7 @@ class _Replay:
         self._produced = Produced()
         self._loop = Loop(recording, config, refill=chain.refill is not None)
         self._gates = Gates()
+        self._chain = chain
         self._measured: dict[int, Mapping[str, Any]] = {}
         self._error: Exception | None = None
         self._plane = ForcedPlane(
@@ -196,8 +198,11 @@ class _Replay:
                 await _lull()
             case ClaimReturned() | OwnerDead():
                 await self._take_back(event)
+            case Resumed() if event.config:
+                self._go_on(event)
+                await _lull()
             case Resumed():
-                # Another driver: of the batches under way it knows nothing, and what came of them is void.
+                # A driver that has nothing but the store: it knows nothing of the batches under way.
                 self._produced.forget()
                 self._trainer.restart()
                 self._collector.restart()
@@ -225,6 +230,15 @@ class _Replay:
                 self._to_dispatch -= isinstance(event, Dispatched)
                 machinery.feed(event)
                 self._plane.look()
+
+    def _go_on(self, event: Resumed) -> None:
+        """Have the ranks and collectors of the resumed run, which knows all that the loop knew at the checkpoint."""
+        config = load(DEFAULT_PRESET, recorded_values(event.config, "the resumed run")).config
+        more = replay_ranks(config, self._chain, trained=self._step_ends, measured=self._measures)
+        self._ranks += more[len(self._ranks) :]
+        ranks = self._ranks[: config.trainer.ranks]
+        self._machinery.go_on(without_limits(config), ranks, self._recording.generators_after(event.seq))
+        self._trainer.restart()  # It may have come to the limit of steps before.
 
     async def _take_back(self, event: ClaimReturned | OwnerDead) -> None:
         """Make groups ready again. Ones that were claimed and not judged are still so: their claim was left out."""
@@ -314,8 +328,9 @@ async def _lull() -> None:
 
 def rank_works(replayed: Replayed, step: int) -> list[TrainWork]:
     """Return each rank's part of a step; TraceError if the run had no such step."""
-    if not all(step in works for works in replayed.works):
+    if not any(step in works for works in replayed.works):
         steps = sorted(replayed.works[0]) if replayed.works else []
         known = f"it has steps {steps[0]} to {steps[-1]}" if steps else "it has none"
         raise TraceError(f"the log has no step {step}; {known}")
-    return [works[step] for works in replayed.works]
+    # A run may have been resumed with fewer ranks, or with more.
+    return [works[step] for works in replayed.works if step in works]

@@ -87,7 +87,7 @@ def test_every_wrong_value_is_told_at_once(tmp_path: Path) -> None:
         ("rollout.max_stalenes=3", "section 'rollout' has no key 'max_stalenes'; did you mean rollout.max_staleness?"),
         ("max_staleness=3", "the configuration has no key 'max_staleness'; did you mean rollout.max_staleness?"),
         ("rolout.max_staleness=3", "the configuration has no key 'rolout'; did you mean rollout?"),
-        ("a.b.c=1", "the configuration has no key 'a'; it has run, model,"),
+        ("a.b.c=1", "the configuration has no key 'a'; it has run, checkpoint,"),
         ("run.steps.x=1", "section 'run.steps' has no key 'x'"),
         ("trainer.max_staleness=3", "did you mean rollout.max_staleness?"),
         ("run=3", "run is a section; set one of its keys: seed, runtime,"),

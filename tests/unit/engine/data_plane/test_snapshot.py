@@ -8,7 +8,7 @@ import torch
 from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.data_plane.base import Partition
 from asyncrl.engine.data_plane.local import LocalPlane
-from asyncrl.engine.data_plane.snapshot import restore_partition, save_partition
+from asyncrl.engine.data_plane.snapshot import Snapshot
 from asyncrl.engine.errors import DataPlaneError
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.keys import sample_keys
@@ -33,10 +33,10 @@ def test_a_restored_partition_has_the_same_groups_and_values_and_all_are_ready(t
             ]
             await plane.put("train", group, {"tokens": tokens, "note": ["a", {"b": [1, None]}]})
         await plane.claim("train", "trainer", columns=["tokens"], max_groups=1, owner="o", claim_id="c")
-        assert await save_partition(plane, "train", ("tokens", "note"), tmp_path) == 3
+        (await Snapshot.take(plane, "train", await plane.groups("train"))).write(tmp_path)
 
-        other = await _plane()
-        await restore_partition(other, "train", tmp_path)
+        other, snapshot = await _plane(), Snapshot.read(tmp_path)
+        await snapshot.put_back(other, "train", snapshot.groups)
         keys = await plane.keys("train")
         assert await other.keys("train") == keys
         before = await plane.read("train", keys, ("tokens", "note"))
@@ -53,10 +53,10 @@ def test_a_restored_partition_has_the_same_groups_and_values_and_all_are_ready(t
 def test_a_snapshot_of_another_format_is_refused(tmp_path: Path) -> None:
     async def main() -> None:
         plane = await _plane()
-        await save_partition(plane, "train", (), tmp_path)
+        (await Snapshot.take(plane, "train", ())).write(tmp_path)
         index = tmp_path / "groups.json"
         index.write_text(index.read_text().replace('"format": 1', '"format": 9'))
         with pytest.raises(DataPlaneError, match="format 9"):
-            await restore_partition(plane, "train", tmp_path)
+            Snapshot.read(tmp_path)
 
     run_virtual(main)

@@ -11,11 +11,23 @@ from asyncrl.engine.errors import ActorDied, NotWritten, Overdue
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import BatchJudged
 from asyncrl.engine.loop.model_saver import ModelSaver, SaverSettings
-from asyncrl.engine.model.folder import Note
+from asyncrl.engine.model.folder import BEST, Note
 from asyncrl.engine.records.ending import Ending, failure
 
 DONE = Ending(0, "batch limit reached")
 NO_SPACE = NotWritten("model could not be written: No space left on device")
+
+
+@pytest.mark.parametrize(("version", "best"), [(4, {"version": 4, "mean_reward": 0.9}), (3, None)])
+def test_the_best_model_of_a_resumed_run_is_that_of_its_checkpoint_or_before(
+    version: int, best: dict[str, float] | None, tmp_path: Path
+) -> None:
+    (tmp_path / BEST).mkdir()
+    Note(version=4, step=4, mean_reward=0.9, reward_window=2, config="0").write(tmp_path / BEST)
+    settings = SaverSettings(tmp_path, every=1, best=True, reward_window=2, timeout_s=1.0, config="0")
+    saver = ModelSaver(settings, Holder(), Progress(2))
+    saver.resumed(version)
+    assert saver.summary()["folders"].get(BEST) == best
 
 
 class Holder:
