@@ -91,7 +91,7 @@ def test_what_is_stored_are_the_tokens_that_were_sampled_and_never_their_text_en
 ) -> None:
     """CASE-G7: tokens whose text encodes to others; as many log-probabilities as tokens."""
 
-    async def work(desk: Any) -> dict[str, list[Any]]:
+    async def work(desk: Any) -> Any:
         return await desk.plane.read("train", (await one_group(desk)).keys, COLUMNS)
 
     made = SaysItOddly.response

@@ -44,7 +44,7 @@ def test_a_completion_whose_logprobs_are_not_finite_or_too_few_fails_alone(at_de
 
 
 def test_a_group_without_one_sound_completion_is_a_failure_that_says_why(at_desk: Any, grant: Any) -> None:
-    async def hear(desk: Any) -> Message:
+    async def hear(desk: Any) -> Any:
         await desk.collector.grant([grant(0)])
         return (await desk.hear(1))[0]
 
@@ -82,7 +82,7 @@ def test_a_refused_put_is_tried_again_with_growing_pauses(at_desk: Any, one_grou
         if call <= 5:
             raise StoreFull("no room")
 
-    async def work(desk: Any) -> list[str]:
+    async def work(desk: Any) -> Any:
         await one_group(desk)
         return await desk.plane.keys("train")
 

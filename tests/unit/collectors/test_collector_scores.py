@@ -86,7 +86,7 @@ def test_a_score_that_never_answers_fails_its_sample_at_its_deadline(at_desk: An
     """CASE-B4's kind, FOUND-C13: the sample fails as `score_timeout`, its siblings and the next group go on."""
     task = AsyncTask(hang=True)
 
-    async def work(desk: Any) -> list[Message]:
+    async def work(desk: Any) -> Any:
         await desk.collector.grant([grant(0)])
         await desk.hear(1)
         task.hang = False
@@ -103,7 +103,7 @@ def test_a_score_that_never_answers_fails_its_sample_at_its_deadline(at_desk: An
 
 
 def test_a_configured_reward_stands_in_for_a_score_that_failed_and_its_cause_stays(at_desk: Any, grant: Any) -> None:
-    async def work(desk: Any) -> Message:
+    async def work(desk: Any) -> Any:
         await desk.collector.grant([grant(0)])
         return (await desk.hear(1))[0]
 
@@ -116,7 +116,7 @@ def test_a_configured_reward_stands_in_for_a_score_that_failed_and_its_cause_sta
 
 
 def test_a_configured_reward_hides_no_score_that_always_fails(at_desk: Any, grant: Any) -> None:
-    async def work(desk: Any) -> Message:
+    async def work(desk: Any) -> Any:
         await desk.collector.grant([grant(0)])
         return (await desk.hear(1))[0]
 
@@ -171,7 +171,7 @@ def test_a_tagger_that_fails_or_gives_no_plain_value_fails_its_group_by_name(
 ) -> None:
     """FOUND-C14: a filter's function runs in the collector; the put must not be what notices."""
 
-    async def work(desk: Any) -> Message:
+    async def work(desk: Any) -> Any:
         await desk.collector.grant([grant(0)])
         return (await desk.hear(1))[0]
 
