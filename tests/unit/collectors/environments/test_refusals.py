@@ -7,9 +7,11 @@ import pytest
 
 from asyncrl.collectors.environments import Environment, Step, Tool, Turn
 from asyncrl.collectors.environments.load import load_environment
+from asyncrl.collectors.scoring import AsyncScorer
 from asyncrl.configs import Override, load, load_config
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.lifecycle.environments import check_environment
+from asyncrl.engine.lifecycle.scorers import ray_scorer
 from asyncrl.engine.model.tokenizer import CharTokenizer
 from asyncrl.engine.running.checks import check_runnable
 
@@ -132,3 +134,8 @@ def test_a_template_without_tools_and_a_tokenizer_without_their_marks_are_refuse
 )
 def test_options_that_contradict_an_environment_are_refused(values: dict[str, Any], why: str) -> None:
     assert why in refusal(**values)
+
+
+def test_on_ray_an_environment_needs_no_process_that_scores() -> None:
+    scorer = ray_scorer(load_config("default", {"environment.name": "guess"}), taggers={})
+    assert isinstance(scorer, AsyncScorer)
