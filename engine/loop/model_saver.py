@@ -153,7 +153,8 @@ class ModelSaver:
     def summary(self) -> dict[str, Any]:
         """Return what was saved, by folder, and how many saves failed."""
         folders = {
-            name: {"version": note.version, "mean_reward": note.mean_reward, "evaluation": note.evaluation}
+            name: {"version": note.version, "mean_reward": note.mean_reward}
+            | ({} if note.evaluation is None else {"evaluation": note.evaluation})
             for name, note in self._saved.items()
             if name != EVALUATED
         }
