@@ -11,6 +11,7 @@ from asyncrl.configs.rewards import reward_entries
 from asyncrl.configs.sections.collector import Collector
 from asyncrl.configs.sections.data_plane import DataPlane
 from asyncrl.configs.sections.environment import EnvironmentSection
+from asyncrl.configs.sections.evaluation import Evaluation
 from asyncrl.configs.sections.fields import MIN_TEMPERATURE, Section, named
 from asyncrl.configs.sections.lora import Lora
 from asyncrl.configs.sections.model import Model
@@ -32,6 +33,7 @@ class RunConfig(Section):
     reward: RewardSection
     environment: EnvironmentSection
     rollout: Rollout
+    evaluation: Evaluation
     collector: Collector
     filters: list[Annotated[dict[str, Any], named("name", "{name: zero_std}")]]
     """The chain of filters in order: for each its name alone, or its `name` (built in, `module:Class` or
@@ -183,6 +185,49 @@ class RunConfig(Section):
             raise ValueError(
                 f"data.min_prompt_tokens is {data.min_prompt_tokens} and data.max_prompt_tokens "
                 f"{data.max_prompt_tokens}; no prompt is within both"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _evaluation_agrees(self) -> "RunConfig":
+        evaluation, decode_samples = self.evaluation, self.collector.decode_samples
+        if evaluation.every is None and not (evaluation.at_start and evaluation.at_end):
+            raise ValueError(
+                f"evaluation.at_start is {evaluation.at_start}, evaluation.at_end {evaluation.at_end} and "
+                "evaluation.every null, by which a run has no evaluation; set every to a number of steps"
+            )
+        if evaluation.path is not None and evaluation.sets:
+            raise ValueError(
+                f"evaluation.path is {evaluation.path!r} and evaluation.sets has {len(evaluation.sets)} entries; "
+                "give one of them"
+            )
+        if evaluation.split is not None and evaluation.path is None:
+            raise ValueError(
+                f"evaluation.split is {evaluation.split!r} and evaluation.path null; an entry of evaluation.sets has "
+                "its own split"
+            )
+        if any(entry.weight is not None for entry in evaluation.sets):
+            raise ValueError("evaluation.sets: an entry has a weight; every prompt is evaluated once, leave it out")
+        if 0 < evaluation.temperature < MIN_TEMPERATURE:
+            raise ValueError(
+                f"evaluation.temperature is {evaluation.temperature:g}; it must be 0 or at least {MIN_TEMPERATURE:g}"
+            )
+        if evaluation.samples > 1 and not evaluation.temperature:
+            raise ValueError(
+                f"evaluation.samples is {evaluation.samples} and evaluation.temperature 0, by which all of them are "
+                "equal; samples must be 1, or the temperature above 0"
+            )
+        # The groups of an evaluation are taken out again one by one.
+        capacity, needed = self.data_plane.capacity_rows, self.run_ahead_groups + 1
+        if evaluation.every is not None and capacity is not None and capacity < needed:
+            raise ValueError(
+                f"data_plane.capacity_rows is {capacity}; run-ahead needs {needed - 1} and evaluation 1 more, "
+                f"so it must be at least {needed}"
+            )
+        if evaluation.samples > decode_samples:
+            raise ValueError(
+                f"evaluation.samples is {evaluation.samples} and collector.decode_samples {decode_samples}; the "
+                "samples of a prompt decode together, so decode_samples must be at least samples"
             )
         return self
 

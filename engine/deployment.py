@@ -9,11 +9,13 @@ from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.model.folder import Note
 from asyncrl.engine.records import Grant, Prompt, PromptStream
 from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork
-from asyncrl.engine.weights.base import Offer, Sent
+from asyncrl.engine.weights.base import Offer, Sent, WeightTransport
 from asyncrl.trainers.fan_out import Cost
 
 PARTITION = "train"
 CONSUMER = "trainer"
+EVALUATION = "eval"
+EVALUATOR = "evaluator"
 
 
 class Actor(Protocol):
@@ -80,6 +82,22 @@ class StateHolder(Protocol):
     async def load_state(self, folder: str) -> None: ...
 
 
+class CopySource(Protocol):
+    """The rank whose weights an evaluation is of."""
+
+    async def copy_weights(self, transport: WeightTransport) -> Sent: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPart:
+    """What evaluates: a collector of its own, whose weights come from `source` by `transport`, and its prompts."""
+
+    collector: CollectorHandle
+    source: CopySource
+    transport: WeightTransport
+    prompts: Sequence[Prompt]
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """A started run: data plane, collectors, ranks, and what to generate from.
@@ -100,3 +118,4 @@ class Deployment:
     record: Callable[[int, Sequence[str]], Awaitable[None]] | None = None
     holder: ModelHolder | None = None
     states: Sequence[StateHolder] = ()
+    evaluation: EvaluationPart | None = None

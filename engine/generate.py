@@ -52,8 +52,7 @@ class _InBatches:
 
     async def generate(self, request: Request) -> AsyncGenerator[Chunk | Result, None]:
         sampling = request.sampling
-        temperature = sampling.temperature or MIN_TEMPERATURE  # As good as the likeliest token: logits are divided.
-        asked = GroupRequest(request.prompt_ids, (request.seed,), sampling.max_new_tokens, temperature)
+        asked = GroupRequest(request.prompt_ids, (request.seed,), sampling.max_new_tokens, sampling.temperature)
         for completion in await self._generator.generate(asked):
             yield Chunk(completion.token_ids, completion.logprobs)
 

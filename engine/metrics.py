@@ -70,6 +70,12 @@ RESCUED_GROUPS = "rescued_groups"
 DROPPED_GROUPS = "dropped_groups"
 MASKED_SAMPLES = "masked_samples"
 JUDGING = "judging_s"
+# Of the last evaluation that ended, 0 before there is one; and how many ended, and were left out or failed, so far.
+EVALUATION_VERSION = "evaluation/version"
+EVALUATION_PASS_AT_1 = "evaluation/pass_at_1"
+EVALUATION_REWARD = "evaluation/reward_mean"
+EVALUATIONS = "evaluation/ended"
+EVALUATIONS_FAILED = "evaluation/failed"
 # Of importance weights towards the sampler: as they are, as truncated, and how many were (decoupled objective).
 WEIGHT_MEAN = "train/importance_weight_mean"
 USED_WEIGHT_MEAN = "train/used_importance_weight_mean"

@@ -180,12 +180,18 @@ class TrainerRank:
     async def weights(self) -> Sent:
         """Send the weights as they are now, for a publish to bring them to the collectors."""
         started = anyio.current_time()
-        sent: Sent = await self._blocking(self._send)
+        sent: Sent = await self._blocking(lambda: self._send(self._transport))
         return replace(sent, gather_s=anyio.current_time() - started)
 
-    def _send(self) -> Sent:
+    async def copy_weights(self, transport: WeightTransport) -> Sent:
+        """Send the weights as they are now by a `transport` of the caller's, to whom no publish goes."""
+        async with self._updating:
+            self._whole_version()
+            return await self._blocking(lambda: self._send(transport))  # type: ignore[no-any-return]
+
+    def _send(self, transport: WeightTransport) -> Sent:
         kept, twins = without_twins(self._backend.state())
-        return replace(self._transport.send(kept), twins=twins)
+        return replace(transport.send(kept), twins=twins)
 
     async def offer(self, sent: Sent, receivers: Sequence[str], *, again: bool = False) -> Offer:
         """Make sent weights ready for a try to publish them; those offered before are forgotten, as all have them."""

@@ -128,7 +128,7 @@ class DataPrompts(PromptStream):
     def why_left_out(self, prompt: Prompt, place: str) -> str | None:
         """Return the reason for which a prompt is not drawn; None if it is."""
         limits = self.limits
-        if _share(prompt.id) < limits.holdout:
+        if share_of(prompt.id) < limits.holdout:
             return HELD_OUT
         if limits.max_tokens is None and limits.min_tokens <= 1:
             return None
@@ -169,7 +169,7 @@ class DataPrompts(PromptStream):
             log.warning("a record was left out", reason=reason, record=what, times=times)
 
 
-def _share(identity: int | str) -> float:
+def share_of(identity: int | str) -> float:
     """Return a number from 0 to 1 that depends on an id alone."""
     kind = "i" if isinstance(identity, int) else "s"
     digest = blake2b(f"{kind}{identity}".encode("utf-8", "surrogatepass"), digest_size=8).digest()

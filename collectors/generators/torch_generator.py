@@ -17,6 +17,7 @@ import torch
 
 from asyncrl.collectors.engines.stopwatch import Stopwatch
 from asyncrl.collectors.generators.base import Completion, GroupRequest
+from asyncrl.configs.sections.fields import MIN_TEMPERATURE
 from asyncrl.engine.aio.blocking import Blocking
 from asyncrl.engine.aio.signal import Signal
 from asyncrl.engine.errors import GenerationError, VersionError
@@ -220,7 +221,8 @@ class TorchGenerator:
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         draws = torch.from_numpy(uniform).to(self._device)
         cache = DynamicCache(config=self._model.config)
-        temperature = requests[0].temperature
+        # As good as the likeliest token: logits are divided.
+        temperature = requests[0].temperature or MIN_TEMPERATURE
         open_samples = torch.ones(len(prompts), dtype=torch.bool, device=self._device)
         tokens, logprobs = [], []
         last_allowed = torch.from_numpy(limits).to(self._device) - 1

@@ -91,6 +91,10 @@ class Task:
         """Return all prompts of one epoch; ids are stable and unique. Not asked where `data` has them."""
         return ()
 
+    def evaluation_prompts(self) -> Sequence[Prompt]:
+        """Return the prompts of evaluations, which `prompts` should not have. Asked once, before an evaluation."""
+        return ()
+
     def score(self, prompt: Prompt, response: str) -> Reward | float | Awaitable[Reward | float]:
         """Reward one response (decoded, without the end token; in a run it is a Response)."""
         raise TypeError(f"{type(self).__name__} does not score; a run refuses it unless reward.functions does")

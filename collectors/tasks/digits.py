@@ -23,6 +23,10 @@ class _ExactDigits(Task):
             for i, digits in enumerate(numbers)
         ]
 
+    def evaluation_prompts(self) -> Sequence[Prompt]:
+        """Return the prompts of training: there are no others."""
+        return self.prompts()
+
     def score(self, prompt: Prompt, response: str) -> Reward | float:
         return float(response == prompt.answer)
 

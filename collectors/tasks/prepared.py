@@ -22,6 +22,7 @@ class PreparedTask:
 
     `prompts` are those of one epoch. With a `stream` from data sets, they are the longest ones of the records that were
     looked at, by which a run is checked. `rewards` score in place of the task. `warnings` are told at its start.
+    `evaluation` has the prompts of evaluations, if there are any.
     """
 
     task: Task
@@ -30,6 +31,7 @@ class PreparedTask:
     stream: PromptStream | None = None
     rewards: Sequence[RewardFunction] = ()
     warnings: Sequence[str] = ()
+    evaluation: Sequence[Prompt] = ()
 
     @property
     def source(self) -> Sequence[Prompt] | PromptStream:

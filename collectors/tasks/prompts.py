@@ -22,13 +22,30 @@ def list_prompts(task: Task, name: str, *, option: str = "task.name") -> list[Pr
         raise ConfigError(
             f"{option} {name}: it has no prompts; list some in prompts(), or give a file with --data FILE"
         )
-    prompts = [_plain_prompt(prompt, f"{option} {name}: prompt number {i}") for i, prompt in enumerate(given)]
+    return _checked(given, f"{option} {name}")
+
+
+def list_evaluation_prompts(task: Task, name: str) -> list[Prompt]:
+    """Return the task's prompts for evaluations, checked as those of `list_prompts` are."""
+    with user_code(f"task.name {name}: evaluation_prompts() failed"):
+        given = list(task.evaluation_prompts())
+    if not given:
+        raise ConfigError(
+            f"task.name {name}: the task has no prompts for evaluations; list some in evaluation_prompts(), or name a "
+            "file (evaluation.path)"
+        )
+    return _checked(given, f"task.name {name}")
+
+
+def _checked(given: Sequence[Any], what: str) -> list[Prompt]:
+    """Return prompts with plain ids; ConfigError, with the prompt, if one is not valid or an id repeats."""
+    prompts = [_plain_prompt(prompt, f"{what}: prompt number {i}") for i, prompt in enumerate(given)]
     places: dict[int | str, int] = {}
     for i, prompt in enumerate(prompts):
         first = places.setdefault(prompt.id, i)
         if first != i:
             raise ConfigError(
-                f"{option} {name}: prompt ids repeat: prompts number {first} and {i} both have {prompt.id!r}; "
+                f"{what}: prompt ids repeat: prompts number {first} and {i} both have {prompt.id!r}; "
                 "they must be unique"
             )
     return prompts

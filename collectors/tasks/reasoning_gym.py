@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from asyncrl.collectors.data.prompts import share_of
 from asyncrl.collectors.tasks.base import Reward, Task
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.records import Prompt
@@ -22,10 +23,18 @@ class ReasoningGym(Task):
 
     With `few_shot` 0 a prompt is the question alone. A response is right if it is the answer, without the blanks around
     it. A run should end responses at the line's end (`rollout.stop_strings`).
+
+    `holdout` is the share of the questions that evaluations ask and training does not, chosen by a hash of the
+    question: one that small data sets repeat is on one side only.
     """
 
     def __init__(
-        self, datasets: Mapping[str, Mapping[str, Any] | None], size: int = 1000, few_shot: int = 4, seed: int = 0
+        self,
+        datasets: Mapping[str, Mapping[str, Any] | None],
+        size: int = 1000,
+        few_shot: int = 4,
+        seed: int = 0,
+        holdout: float = 0.0,
     ) -> None:
         if not isinstance(datasets, Mapping) or not datasets:
             raise ValueError(
@@ -38,14 +47,24 @@ class ReasoningGym(Task):
         self._size = size
         self._few_shot = few_shot
         self._seed = seed
+        if not 0 <= holdout < 1:
+            raise ValueError(f"holdout is {holdout}; it must be at least 0 and less than 1")
+        self._holdout = holdout
 
     def prompts(self) -> Sequence[Prompt]:
-        return [prompt for name in self._datasets for prompt in self._of(name)]
+        return [prompt for name in self._datasets for prompt in self._of(name, held_out=False)]
+
+    def evaluation_prompts(self) -> Sequence[Prompt]:
+        """Return the questions held out, each once."""
+        if not self._holdout:
+            raise ConfigError("reasoning_gym holds no question out for evaluations; set holdout in task.options")
+        found = [prompt for name in self._datasets for prompt in self._of(name, held_out=True)]
+        return list({(prompt.dataset, prompt.text): prompt for prompt in reversed(found)}.values())
 
     def score(self, prompt: Prompt, response: str) -> Reward | float:
         return float(response.strip() == prompt.answer)
 
-    def _of(self, name: str) -> list[Prompt]:
+    def _of(self, name: str, *, held_out: bool) -> list[Prompt]:
         pairs = self._pairs(name)
         shots, rest = pairs[: self._few_shot], pairs[self._few_shot :]
         front = "".join(f"Question: {question}\nAnswer: {answer}\n\n" for question, answer in shots)
@@ -58,7 +77,7 @@ class ReasoningGym(Task):
             )
             for i, (question, answer) in enumerate(rest)
             # Small data sets repeat themselves, and such a prompt would hold its own answer.
-            if (question, answer) not in shots
+            if (question, answer) not in shots and (share_of(question) < self._holdout) is held_out
         ]
 
     def _pairs(self, name: str) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ import typer
 from asyncrl import __version__
 from asyncrl.engine.cli.config import show_config
 from asyncrl.engine.cli.doctor import doctor
+from asyncrl.engine.cli.eval import evaluate
 from asyncrl.engine.cli.filters import app as filters_app
 from asyncrl.engine.cli.generate import generate
 from asyncrl.engine.cli.ledger import ledger
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.command("train")(train)
 app.command("generate")(generate)
+app.command("eval")(evaluate)
 app.command("simulate")(simulate)
 app.command("config")(show_config)
 app.command("prompts")(prompts)

@@ -23,7 +23,7 @@ RewardOption = Annotated[
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Set any value: section.key=value (repeatable).")]
 
 
-_TEXT = ("data.path", "run.directory", "run.runtime")
+_TEXT = ("data.path", "evaluation.path", "run.directory", "run.runtime")
 
 
 def number(least: int, most: float = math.inf, *, kind: type[int] | type[float] = int) -> Callable[[Any], Any]:
@@ -53,14 +53,15 @@ def resolve(
     sets: Sequence[str],
     *,
     rewards: Sequence[str] = (),
+    base: Sequence[Override] = (),
 ) -> Loaded:
-    """Load a configuration; `options` are (option, path, value), unset where the value is None.
+    """Load a configuration; `options` are (option, path, value), unset where the value is None, and go over `base`.
 
     Ends the process with code 2 and a message for whatever is wrong.
     """
     see_user_folder()
     try:
-        return load(config, overrides(options, sets), filters, rewards=rewards)
+        return load(config, [*base, *overrides(options, sets)], filters, rewards=rewards)
     except ConfigError as error:
         fail(str(error))
 

@@ -21,6 +21,7 @@ from asyncrl.engine.metrics import ENGINE_BUSY
 
 if TYPE_CHECKING:
     from asyncrl.engine.loop.controller import Controller
+    from asyncrl.engine.records.estimates import Estimate
 
 _LIVE_EVERY_S = 0.25
 _LINE_EVERY_S = 2.0
@@ -30,6 +31,13 @@ _RATE_OVER_S = 10.0
 def number(value: float | None, digits: int = 3) -> str:
     """Return a number as text, or a dash for None, NaN and infinities."""
     return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+def estimate(found: "Estimate | None") -> str:
+    """Return a figure with its interval as text, such as `0.800 [0.490, 0.943]`; a dash for None."""
+    if found is None:
+        return "-"
+    return f"{number(found.value)} [{number(found.low)}, {number(found.high)}]"
 
 
 class View:
@@ -93,6 +101,13 @@ class View:
             figures["length bias"] = (
                 f"ratio {number(bias.recent_ratio, 2)}, {bias.prompts.mostly_lost} prompts mostly lost"
             )
+        evaluations = progress.evaluations
+        if evaluations.last is not None:
+            figures["evaluation"] = (
+                f"pass@1 {estimate(evaluations.last.scores.pass_at.get('1'))} at version {evaluations.last.version}"
+            )
+        if evaluations.under_way is not None:
+            figures["evaluates"] = f"version {evaluations.under_way}"
         if progress.alarms.raised:
             figures["alarms"] = ", ".join(alarm.name for alarm in progress.alarms.raised)
         if controller is not None:
@@ -152,6 +167,7 @@ def final_lines(summary: dict[str, Any], directory: str) -> list[str]:
         f"samples: {ledger['dispatched']} dispatched = {ledger['trained']} trained"
         f" + masked [{_counts(ledger['masked'])}] + dropped [{_counts(ledger['dropped'])}]"
         f" + failed [{_counts(ledger['failed'])}]",
+        *_evaluation_lines(summary.get("evaluation")),
         *_bias_lines(summary),
         *(
             f"warning: {alarm['name']}, batches {alarm['first_batch']} to {alarm['last_batch']}: {alarm['message']}"
@@ -160,6 +176,26 @@ def final_lines(summary: dict[str, Any], directory: str) -> list[str]:
         ),
         *_model_lines(summary.get("model"), directory),
         f"everything is in {directory}",
+    ]
+
+
+def _evaluation_lines(evaluation: dict[str, Any] | None) -> list[str]:
+    if evaluation is None:
+        return []
+    lost = evaluation["failed"] + evaluation["skipped"]
+    shown: dict[int, dict[str, Any]] = {}
+    for name in ("first", "last", "best"):
+        if evaluation[name] is not None:
+            shown.setdefault(evaluation[name]["version"], evaluation[name])
+    parts = []
+    for version, ended in shown.items():
+        found = ended["scores"]["pass_at"].get("1")
+        figure = "-" if found is None else f"{number(found['value'])} [{number(found['low'])}, {number(found['high'])}]"
+        best = " (the best)" if version == evaluation["best"]["version"] else ""
+        parts.append(f"{figure} at version {version}{best}")
+    return [
+        *([f"evaluation: pass@1 {', '.join(parts)}"] if parts else []),
+        *([f"warning: {lost} versions were left without an evaluation; log.jsonl says why"] if lost else []),
     ]
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from asyncrl.engine.events.alarms import Alarms
+from asyncrl.engine.events.evaluations import Evaluations
 from asyncrl.engine.events.length_bias import LengthBias
 from asyncrl.engine.events.means import WINDOW, Means
 from asyncrl.engine.events.reward_parts import RewardParts
@@ -17,7 +18,7 @@ class Progress:
     default they count and do not warn.
     """
 
-    kinds = tuple({*LengthBias.kinds, *Alarms.kinds, *RewardParts.kinds, BatchJudged, Published})
+    kinds = tuple({*LengthBias.kinds, *Alarms.kinds, *RewardParts.kinds, *Evaluations.kinds, BatchJudged, Published})
 
     def __init__(self, reward_window: int = WINDOW, alarms: Alarms | None = None) -> None:
         self.length_bias = LengthBias()
@@ -35,11 +36,13 @@ class Progress:
         self.last_step: StepEnded | None = None
         self.last_batch: BatchJudged | None = None
         self.last_publish: Published | None = None
+        self.evaluations = Evaluations()
 
     def apply(self, event: AnyEvent) -> None:
         self.length_bias.apply(event)
         self.alarms.apply(event)
         self.reward_parts.apply(event)
+        self.evaluations.apply(event)
         match event:
             case BatchJudged():
                 self.batches += 1

@@ -74,6 +74,7 @@ def summarise(
         "reward_first_10": Means.mean(progress.rewards.first),
         "reward_last_10": Means.mean(progress.rewards.last),
         "reward_trained_last_10": Means.mean(progress.trained_rewards.last),
+        "evaluation": progress.evaluations.summary(),
         "reward_parts": progress.reward_parts.summary(),
         "reward_on_failure_samples": progress.reward_parts.stood_in,
         "trained_tokens": progress.trained_tokens,

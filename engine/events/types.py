@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.engine.errors import TraceError
+from asyncrl.engine.records.scores import Scores
 
 SCHEMA = 3
 
@@ -261,6 +262,46 @@ class Released(Event, frozen=True, kw_only=True, tag="released"):
     groups: list[int]
 
 
+class EvaluationStarted(Event, frozen=True, kw_only=True, tag="evaluation_started"):
+    """The evaluator has the weights of a version, and is asked `prompts` prompts, `samples` times each."""
+
+    version: int
+    prompts: int
+    samples: int
+
+
+class Evaluated(Event, frozen=True, kw_only=True, tag="evaluated"):
+    """A prompt was answered in an evaluation: by sample the reward (null: it failed), tokens and how it ended."""
+
+    version: int
+    prompt: int | str
+    dataset: str
+    rewards: list[Any]
+    tokens: list[int]
+    statuses: list[str]
+
+
+class EvaluationEnded(Event, frozen=True, kw_only=True, tag="evaluation_ended"):
+    """What an evaluation came to, over all prompts and by data set: it follows from its `evaluated` events."""
+
+    version: int
+    seconds: float
+    scores: Scores
+    datasets: dict[str, Scores]
+
+
+class EvaluationFailed(Event, frozen=True, kw_only=True, tag="evaluation_failed"):
+    """A version has no evaluation: it went wrong, or, if `skipped`, the one before was still under way."""
+
+    version: int
+    error: str
+    skipped: bool = False
+
+
+EVALUATIONS = (EvaluationStarted, Evaluated, EvaluationEnded, EvaluationFailed)
+"""The types of the events of evaluations, which say nothing of training."""
+
+
 class Checkpointed(Event, frozen=True, kw_only=True, tag="checkpointed"):
     """The state of the run after everything up to this event goes to `path`, in the run's folder, while the run goes
     on. It is there once it is whole: the event alone does not say that it ever was."""
@@ -322,6 +363,10 @@ AnyEvent = (
     | Published
     | Settled
     | Released
+    | EvaluationStarted
+    | Evaluated
+    | EvaluationEnded
+    | EvaluationFailed
     | Checkpointed
     | Resumed
     | RunEnded

@@ -13,6 +13,7 @@ import torch
 from asyncrl.configs import RunConfig
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.lifecycle.engines import ELSEWHERE
+from asyncrl.engine.lifecycle.evaluation import evaluation_config
 from asyncrl.engine.lifecycle.parts import (
     PROMPTS,
     check_engine,
@@ -48,6 +49,19 @@ def check_checkpoint(config: RunConfig, prompts: Sequence[Prompt], *, extras: Se
     # A model that needs a task's extras cannot be tried without them.
     if not extras:
         _check_layers(config, architecture, tokenizer)
+
+
+def check_evaluation(config: RunConfig, prompts: Sequence[Prompt]) -> None:
+    """Check that the run's model takes the prompts of evaluations; ConfigError for one that it does not."""
+    tokenizer = run_tokenizer(config)
+    try:
+        for prompt in prompts if config.model.path is None else ():
+            tokenizer.encode(prompt.text)
+        used = evaluation_config(config, prompts)
+        if used.model.path is not None:
+            _check_prompts(used, read_config(used.model.path), prompts, tokenizer)
+    except ConfigError as error:
+        raise ConfigError(f"evaluation: {error}") from error
 
 
 def warn_of_settings(config: RunConfig) -> None:

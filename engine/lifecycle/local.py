@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
@@ -12,9 +13,10 @@ from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.blocking import in_place
 from asyncrl.engine.aio.call_in import CallIn, call_here
 from asyncrl.engine.data_plane.local import LocalPlane
-from asyncrl.engine.deployment import Deployment
+from asyncrl.engine.deployment import Deployment, EvaluationPart
 from asyncrl.engine.lifecycle.assemble import assemble
 from asyncrl.engine.lifecycle.checks import warn_of_settings
+from asyncrl.engine.lifecycle.evaluation import build_evaluator, evaluation_config, evaluation_partition
 from asyncrl.engine.lifecycle.parts import (
     all_taggers,
     build_collector,
@@ -27,6 +29,7 @@ from asyncrl.engine.lifecycle.parts import (
 from asyncrl.engine.lifecycle.scorers import local_scorer
 from asyncrl.engine.lifecycle.transports import Transports, choose_way, weight_directory
 from asyncrl.engine.model.device import choose_device
+from asyncrl.engine.weights.base import InProcess
 from asyncrl.filters.taggers import Tagger
 from asyncrl.trainers.reducer import Meeting
 
@@ -84,7 +87,21 @@ async def local_deployment(
             )
             for i in range(config.trainer.ranks)
         ]
+        evaluation = None
+        if config.evaluation.every is not None:
+            await plane.register(evaluation_partition(config, task.extras))
+            used = evaluation_config(config, prepared.evaluation)
+            evaluator = build_evaluator(
+                used,
+                model=collector_model(used, 0),
+                scorer=local_scorer(used, prepared, taggers={}, call_in=call_in),
+                plane=plane,
+                transport=InProcess(),
+                blocking=in_place,
+            )
+            evaluation = EvaluationPart(evaluator, ranks[0], InProcess(), prepared.evaluation)
         try:
-            yield assemble(config, prepared, plane=plane, collectors=collectors, ranks=ranks)
+            made = assemble(config, prepared, plane=plane, collectors=collectors, ranks=ranks)
+            yield replace(made, evaluation=evaluation)
         finally:
             await plane.close()

@@ -15,6 +15,7 @@ from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.blocking import in_thread
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.deployment import PARTITION
+from asyncrl.engine.lifecycle.evaluation import build_evaluator
 from asyncrl.engine.lifecycle.parts import (
     all_taggers,
     build_collector,
@@ -25,6 +26,7 @@ from asyncrl.engine.lifecycle.parts import (
 from asyncrl.engine.lifecycle.scorers import ray_scorer
 from asyncrl.engine.lifecycle.transports import Transports
 from asyncrl.engine.model.device import choose_device
+from asyncrl.engine.weights.ray_store import RayObjectStore
 from asyncrl.trainers.extras import extras_of
 from asyncrl.trainers.reducer import Alone, Gloo, Reducer
 
@@ -90,6 +92,26 @@ class CollectorActor(_ActorProcess):
             transport=transports.build(f"collector{self._index}", device, blocking=in_thread),
             blocking=in_thread,
             taggers=self._taggers,
+        )
+
+
+class EvaluatorActor(_ActorProcess):
+    """`config` is the `evaluation_config`; `place` counts the run's processes, which take GPUs in turn."""
+
+    def __init__(self, config: RunConfig, place: int, user_path: str) -> None:
+        super().__init__(config, place, user_path, threads=config.collector.threads)
+        self._scorer = ray_scorer(config, taggers={})
+        self._model = collector_model(config, place)
+
+    async def connect(self, transports: Transports) -> None:
+        """Attach to the data plane. Weights come by Ray's object store, whatever way those of a publish take."""
+        self._served = build_evaluator(
+            self._config,
+            model=self._model,
+            scorer=self._scorer,
+            plane=await self._plane(),
+            transport=RayObjectStore(),
+            blocking=in_thread,
         )
 
 

@@ -8,6 +8,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -23,17 +24,19 @@ from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.outbox import Numbered
 from asyncrl.engine.data_plane.shared_memory import shared_directory
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
-from asyncrl.engine.deployment import Deployment
+from asyncrl.engine.deployment import EVALUATOR, Deployment, EvaluationPart
 from asyncrl.engine.errors import ActorDied, AsyncRLError, ConfigError, Overdue
 from asyncrl.engine.lifecycle.assemble import assemble
 from asyncrl.engine.lifecycle.checks import warn_of_settings
+from asyncrl.engine.lifecycle.evaluation import evaluation_config, evaluation_partition
 from asyncrl.engine.lifecycle.parts import train_partition, with_slots
-from asyncrl.engine.lifecycle.ray_actors import CollectorActor, RankActor
+from asyncrl.engine.lifecycle.ray_actors import CollectorActor, EvaluatorActor, RankActor
 from asyncrl.engine.lifecycle.transports import Transports, choose_way, weight_directory
 from asyncrl.engine.model.folder import Note
-from asyncrl.engine.records import Grant
+from asyncrl.engine.records import Grant, Prompt
 from asyncrl.engine.records.work import ForwardWork, RankResult, TrainWork
-from asyncrl.engine.weights.base import Offer, Sent
+from asyncrl.engine.weights.base import Offer, Sent, WeightTransport
+from asyncrl.engine.weights.ray_store import RayObjectStore
 from asyncrl.filters.taggers import Tagger
 from asyncrl.trainers.reducer import MeetingPoint
 
@@ -132,6 +135,10 @@ class RemoteRank(RemoteActor):
     async def serve(self, offer: Offer) -> None:
         await self._call("serve", offer, timeout_s=_CALLERS_S)
 
+    async def copy_weights(self, transport: WeightTransport) -> Sent:
+        sent: Sent = await self._call("copy_weights", transport, timeout_s=_CALLERS_S)
+        return sent
+
     async def digest(self) -> Mapping[str, int]:
         digest: Mapping[str, int] = await self._call("digest")
         return digest
@@ -222,6 +229,7 @@ async def ray_deployment(
         RemoteRank(f"rank{i}", ray.remote(RankActor).options(**remote).remote(config, i, user_path), config)
         for i in range(config.trainer.ranks)
     ]
+    evaluator = _start_evaluator(config, prepared.evaluation, user_path, remote)
     # TransferQueue starts its storage units after its controller. Meanwhile idle workers import what the units will
     # need, and the units then run in these workers.
     warm = ray.remote(num_cpus=0)(_import_transfer_queue)
@@ -229,7 +237,7 @@ async def ray_deployment(
         warm.remote()
     start_s = config.supervision.start_timeout_s
     async with AsyncExitStack() as stack:
-        stack.callback(_kill, [handle.actor for handle in (*collectors, *ranks)])
+        stack.callback(_kill, [handle.actor for handle in (*collectors, *ranks, *evaluator)])
         # Made here, so that it exists before the first rank and outlives the last.
         meeting = MeetingPoint()
         directory = stack.enter_context(weight_directory(config, way))
@@ -247,8 +255,10 @@ async def ray_deployment(
                 stack.push_async_callback(plane.close)
                 log.info("TransferQueue started")
                 await plane.register(train_partition(config, prepared.task.extras))
+                if evaluator:
+                    await plane.register(evaluation_partition(config, prepared.task.extras))
                 async with anyio.create_task_group() as tasks:
-                    for collector in collectors:
+                    for collector in (*collectors, *evaluator):
                         tasks.start_soon(partial(collector.connect, transports, timeout_s=start_s))
                     for rank in ranks:
                         tasks.start_soon(partial(rank.connect, meeting.address, transports, timeout_s=start_s))
@@ -257,7 +267,23 @@ async def ray_deployment(
                 raise
             raise Overdue(f"the actors did not start within {start_s:g} s") from None
         log.info("actors connected", weight_transport=way)
-        yield assemble(config, prepared, plane=plane, collectors=collectors, ranks=ranks)
+        evaluation = [EvaluationPart(one, ranks[0], RayObjectStore(), prepared.evaluation) for one in evaluator]
+        yield replace(
+            assemble(config, prepared, plane=plane, collectors=collectors, ranks=ranks),
+            evaluation=evaluation[0] if evaluation else None,
+        )
+
+
+def _start_evaluator(
+    config: RunConfig, prompts: Sequence[Prompt], user_path: str, remote: Mapping[str, Any]
+) -> list[RemoteCollector]:
+    """Start the actor that evaluates, if the run has evaluations."""
+    if config.evaluation.every is None:
+        return []
+    place = config.trainer.ranks + config.collector.count
+    used = evaluation_config(config, prompts)
+    actor = ray.remote(EvaluatorActor).options(**remote).remote(used, place, user_path)
+    return [RemoteCollector(EVALUATOR, actor, config)]
 
 
 def _pickled(taggers: Mapping[str, Tagger]) -> bytes:

@@ -15,6 +15,7 @@ _train      produces versions; waits for a batch, and for the publish lag to be 
 _publish    produces served versions; waits for every generator's acknowledgement.
 saver       produces folders of saved models; waits for rank 0, beside the next steps.
 checkpoints produces folders from which a run can be resumed; waits for the ranks (checkpointer.py).
+evaluator   produces scores of versions, on a collector of its own that no publish reaches; waits for nobody here.
 
 What happens to a batch, in which order, is in core.py; this file gives it tasks, real time and an ending. All of it
 is written against anyio with clock and I/O injected, so it runs on Ray, in one process and under virtual time alike.
@@ -40,6 +41,8 @@ from asyncrl.engine.loop.batch import Batch, TrainedBatch
 from asyncrl.engine.loop.checkpointer import Checkpointer
 from asyncrl.engine.loop.core import Core
 from asyncrl.engine.loop.dispatcher import Dispatcher
+from asyncrl.engine.loop.evaluator import Evaluator, Schedule
+from asyncrl.engine.loop.examiner import Examiner, ExaminerSettings
 from asyncrl.engine.loop.handover import Handover
 from asyncrl.engine.loop.listener import Listener
 from asyncrl.engine.loop.model_saver import ModelSaver
@@ -50,6 +53,7 @@ from asyncrl.engine.loop.retirement import Retirement
 from asyncrl.engine.loop.saved import Saved
 from asyncrl.engine.records import PromptStream
 from asyncrl.engine.records.ending import DATA_EXHAUSTED, INTERRUPTED, LIMIT_STEPS, Ending, failure, first_cause
+from asyncrl.engine.records.scores import Scores
 from asyncrl.engine.weights.digest import Digest, check_equal
 from asyncrl.filters import Chain
 
@@ -80,6 +84,7 @@ class Controller:
         self._deployment = deployment
         self._events = events
         self._progress = progress
+        self._clock = clock
         given = deployment.prompts
         count = given.prompts if isinstance(given, PromptStream) else len(given)
         retirement = Retirement(config.task.retire_after, prompts=count)
@@ -122,6 +127,7 @@ class Controller:
             deaths=self._deaths,
             events=events,
         )
+        self._evaluator = self._build_evaluator()
         self._works = False
         self._ending: Ending | None = None
 
@@ -130,10 +136,26 @@ class Controller:
 
         Only cancellation from outside is raised.
         """
+        # What evaluates goes on beside training, and beyond its end.
+        async with anyio.create_task_group() as evaluating:
+            if self._evaluator is not None:
+                self._evaluator.start(evaluating)
+            ending = await self._train_to_an_end(saved)
+            if self._evaluator is not None:
+                await self._evaluator.finish(ending, self.core.versions.trainer)
+            evaluating.cancel_scope.cancel()
+        if self._saver is None:
+            return ending
+        version, stop_s = self.core.versions.trainer, self._config.supervision.stop_timeout_s
+        return await self._saver.finish(ending, version=version, stop_s=stop_s)
+
+    async def _train_to_an_end(self, saved: Saved | None) -> Ending:
         try:
             async with anyio.create_task_group() as tasks:
                 await self._start(tasks, saved)
                 await self._work(tasks)
+                if self._saver is not None:
+                    await self._saver.written()
                 tasks.cancel_scope.cancel()
         except Exception as error:  # The run's edge: whatever came first is the run's ending.
             self._deaths.among(error)
@@ -147,10 +169,7 @@ class Controller:
         if ending.code == 0 and not self._progress.steps:
             where = self._progress.alarms.in_vain()
             ending = Ending(1, f"{ending.reason}, but no step was trained{f': of the {where}' if where else ''}")
-        if self._saver is None:
-            return ending
-        version, stop_s = self.core.versions.trainer, self._config.supervision.stop_timeout_s
-        return await self._saver.finish(ending, version=version, stop_s=stop_s)
+        return ending
 
     @property
     def skipped(self) -> Mapping[str, int]:
@@ -164,6 +183,8 @@ class Controller:
             return "the last model to be saved"
         if self._checkpoints is not None and self._checkpoints.finishing:
             return "the last checkpoint to be written"
+        if self._evaluator is not None and self._evaluator.finishing:
+            return "the last evaluation"
         groups = self.core.groups.statistics()
         collectors = "prompts" if groups.run_ahead < groups.run_ahead_limit else "capacity"
         trainer = self.core.trainer_waits_for if self._works else "start"
@@ -171,14 +192,17 @@ class Controller:
 
     def interrupt(self, ending: Ending | None = None) -> None:
         """Finish the step that runs, settle, and end as `ending` says; without one, with code 130."""
+        if self._evaluator is not None:
+            self._evaluator.give_up()
         self._ending = self._ending or ending or Ending(130, INTERRUPTED)
         self._prompts.close()
         self.core.front_end.close()
 
-    async def keys_left(self, partition: str) -> int | None:
+    async def keys_left(self, *partitions: str) -> int | None:
         """Count the keys in the data plane; None if it no longer answers."""
+        plane = self._deployment.plane
         try:
-            return len(await self._deployment.plane.keys(partition))
+            return sum([len(await plane.keys(partition)) for partition in partitions])
         except (AsyncRLError, OSError):
             return None
 
@@ -232,6 +256,23 @@ class Controller:
         version = self.core.versions.trainer
         await self.publisher.publish(version, await deployment.ranks[0].weights())
         self.core.published(version)
+        if self._evaluator is not None:
+            await self._evaluator.after_step(version)
+
+    def _build_evaluator(self) -> Evaluator | None:
+        part = self._deployment.evaluation
+        if part is None:
+            return None
+        examiner = Examiner(
+            ExaminerSettings.of(self._config),
+            part.collector,
+            part.prompts,
+            plane=self._deployment.plane,
+            events=self._events,
+            clock=self._clock,
+        )
+        on_scored = _nobody_hears if self._saver is None else self._saver.note_scores
+        return Evaluator(Schedule.of(self._config), part, examiner, events=self._events, on_scored=on_scored)
 
     async def _compare_weights(self) -> None:
         """Raise VersionError if a rank holds another version 0 than rank 0, which is published."""
@@ -304,8 +345,14 @@ class Controller:
                 return
             if trained is not None and self._checkpoints is not None:
                 await self._checkpoints.after_step(trained.version, self._state, core.groups, tasks)
-            if trained is not None and self._saver is not None:
-                await self._saver.after_step(trained.version, tasks)
+            if trained is not None:
+                await self._after_step(trained.version, tasks)
+
+    async def _after_step(self, version: int, tasks: TaskGroup) -> None:
+        """Copy what is to be evaluated or saved, before the ranks take the next batch."""
+        evaluated = self._evaluator is not None and await self._evaluator.after_step(version)
+        if self._saver is not None:
+            await self._saver.after_step(version, tasks, evaluated=evaluated)
 
     def _close(self, batch: Batch, trained: TrainedBatch | None) -> None:
         self.core.close(batch, trained)
@@ -337,6 +384,10 @@ class Controller:
                     tasks.start_soon(_attempt, collector.stop, limit)
             await _attempt(self.core.groups.settle_rest, limit)
         self._events.flush()
+
+
+async def _nobody_hears(version: int, scores: Scores) -> None:
+    """Keep nothing of an evaluation beside its events."""
 
 
 async def _attempt(call: Callable[[], Any], limit_s: float) -> None:

@@ -307,6 +307,7 @@ class Core:
             **self.engine_uses.take(),
             **self._progress.alarms.metrics(),
             **self._progress.reward_parts.metrics(),
+            **self._progress.evaluations.metrics(),
             **self._chain.metrics(),
         }
 

@@ -9,11 +9,14 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.model.settings import read_json
 
 LAST, BEST, ADAPTER = "model", "model-best", "adapter"
+EVALUATED = "model-evaluated"
+"""A version that is evaluated, until it is known whether it is the best."""
 NOTE = "asyncrl.json"
 ADAPTER_CONFIG = "adapter_config.json"
 FORMAT = 1
@@ -27,6 +30,8 @@ class Note:
     `mean_reward` is of the last `reward_window` judged batches, None if there was no reward. `config` is the SHA-256
     of the run's configuration. `characters`: its tokens are those of the built-in character tokenizer. `source` is the
     model that training began with, and `lora_rank` the rank of the adapter that was trained, None for all weights.
+    `best_by` says by what the run chooses its `model-best`, "evaluation" or "reward" (None: it keeps none).
+    `evaluation` has `pass_at_1` and `reward` of this version, if they were known when the folder was written.
     """
 
     version: int
@@ -37,6 +42,8 @@ class Note:
     characters: bool = False
     source: str | None = None
     lora_rank: int | None = None
+    best_by: str | None = None
+    evaluation: dict[str, Any] | None = None
 
     @classmethod
     def read(cls, folder: Path) -> "Note | None":
@@ -104,6 +111,26 @@ def instead_of_adapter(folder: Path) -> str:
     if folder.name.startswith(ADAPTER) and (merged / "config.json").is_file():
         return f"take {merged}, into which it is merged"
     return "merge it into its model (merge_and_unload of peft), save that with its tokenizer, and take the folder"
+
+
+def copy_saved(source: Path, target: Path, note: Note) -> None:
+    """Put the model of `source` in the place of `target`, with this note, and so its adapter, if one lies beside it."""
+
+    def fill(new: Path) -> None:
+        link_files(source, new)
+        note.write(new)
+
+    replace_folder(target, fill)
+    adapter = source.with_name(source.name.replace(LAST, ADAPTER))
+    if adapter.is_dir():
+        replace_folder(target.with_name(target.name.replace(LAST, ADAPTER)), lambda new: link_files(adapter, new))
+
+
+def remove_saved(folder: Path) -> None:
+    """Remove a saved model, its adapter, and what a crash left beside them; nothing happens if they are not there."""
+    for name in (folder.name, folder.name.replace(LAST, ADAPTER)):
+        for place in (folder.with_name(name), *(_beside(folder.with_name(name), what) for what in ("new", "old"))):
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _beside(folder: Path, what: str) -> Path:

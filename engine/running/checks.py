@@ -41,7 +41,8 @@ def check_without_model(loaded: Loaded, objects: Sequence[BaseRolloutFilter] = (
             f"data_plane.shared_memory (from {loaded.sources['data_plane.shared_memory']}) is {memory!r}; "
             "it must be a directory that can be written to, auto, or null"
         )
-    _check_devices(loaded)
+    evaluated = () if config.evaluation.every is None else ("evaluation",)
+    check_devices(loaded, "trainer", "collector", *evaluated)
     check_weight_transport(loaded)
     check_stale_mode(loaded)
     _check_synchronous(loaded)
@@ -74,6 +75,10 @@ def check_with_model(loaded: Loaded, prepared: PreparedTask) -> PreparedTask:
     _check_lora(config)
     prepared = with_prompts(config, prepared)
     _check_slots(loaded, prepared)
+    if prepared.evaluation:
+        from asyncrl.engine.lifecycle.checks import check_evaluation
+
+        check_evaluation(config, prepared.evaluation)
     if config.model.path is not None:
         from asyncrl.engine.lifecycle.checks import check_checkpoint
 
@@ -224,14 +229,15 @@ def _check_lora(config: RunConfig) -> None:
         choose_layers(outline_model(config.model, vocab_size=CharTokenizer.vocab_size), config.lora.target_modules)
 
 
-def _check_devices(loaded: Loaded) -> None:
-    for section in (loaded.config.trainer, loaded.config.collector):
-        if section.device != "cuda":
+def check_devices(loaded: Loaded, *sections: str) -> None:
+    """Refuse a device that is not here; ConfigError names the option of the section that asks for it."""
+    for section in sections:
+        if getattr(loaded.config, section).device != "cuda":
             continue
         import torch
 
         if not torch.cuda.device_count():
-            path = f"{'trainer' if section is loaded.config.trainer else 'collector'}.device"
+            path = f"{section}.device"
             raise ConfigError(
                 f"{path} (from {loaded.sources[path]}) is 'cuda' and torch sees no GPU here; it must be auto or cpu"
             )

@@ -28,7 +28,7 @@ from asyncrl.engine.aio.call_in import CallIn, call_here
 from asyncrl.engine.checkpoint.state import write_run
 from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.data_plane.observe import ObservedPlane
-from asyncrl.engine.deployment import PARTITION, Deployment
+from asyncrl.engine.deployment import EVALUATION, PARTITION, Deployment
 from asyncrl.engine.errors import FilterError
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.progress import Progress
@@ -190,7 +190,8 @@ class Driver:
                 controller.interrupt(self._asked)
             resumption = self._order.resumption
             ending = await controller.run(resumption.saved if resumption is not None else None)
-            self._keys_left = await controller.keys_left(PARTITION)
+            partitions = (PARTITION,) if deployment.evaluation is None else (PARTITION, EVALUATION)
+            self._keys_left = await controller.keys_left(*partitions)
             structlog.get_logger().info(
                 "data plane calls of the driver",
                 **{name: asdict(stats) for name, stats in plane.snapshot().items()},

@@ -1,6 +1,7 @@
 """Logs of a run: one JSON object per line through structlog, whose settings are the caller's again afterwards."""
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -26,8 +27,10 @@ def log_to(
             complain(f"{record.get('event')}: {record}")
         return record
 
-    before = structlog.get_config() if structlog.is_configured() else None
-    with closing(Output(path.open("a", encoding="utf-8"), lambda error: lost(NotWritten.of(path, error)))) as file:
+    with (
+        _settings_restored(),
+        closing(Output(path.open("a", encoding="utf-8"), lambda error: lost(NotWritten.of(path, error)))) as file,
+    ):
         structlog.configure(
             processors=[
                 structlog.processors.add_log_level,
@@ -42,9 +45,23 @@ def log_to(
             logger_factory=structlog.WriteLoggerFactory(cast(TextIO, file)),
             cache_logger_on_first_use=False,
         )
-        try:
-            yield
-        finally:
-            structlog.reset_defaults()
-            if before is not None:
-                structlog.configure(**before)
+        yield
+
+
+@contextmanager
+def log_to_standard_error() -> Iterator[None]:
+    """Leave standard output to what a command prints, for the length of the context."""
+    with _settings_restored():
+        structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr), cache_logger_on_first_use=False)
+        yield
+
+
+@contextmanager
+def _settings_restored() -> Iterator[None]:
+    before = structlog.get_config() if structlog.is_configured() else None
+    try:
+        yield
+    finally:
+        structlog.reset_defaults()
+        if before is not None:
+            structlog.configure(**before)

@@ -21,8 +21,10 @@ class Summary:
     `reward_parts` has such means (`first_10`, `last_10`) of each reward function. `trained_age_histogram` counts
     trained samples by age, in weight versions. `ledger` counts samples by fate, `skipped_records` the records of data
     sets that were left out, by reason. `model` names the folders of saved models with their version and mean reward,
-    and counts failed saves; None if the run saves none. `engine_busy_share` is the mean over steps of the metric
-    `engine/busy_share`. `exit_code` is the command's: 0 done, 1 failed, 128 and a signal's number: interrupted.
+    and counts failed saves; None if the run saves none.
+    `evaluation` has the first, last and best evaluation, and counts those that ended, failed or were left out; None
+    without any. `engine_busy_share` is the mean over steps of the metric `engine/busy_share`. `exit_code` is the
+    command's: 0 done, 1 failed, 128 and a signal's number: interrupted.
     """
 
     directory: Path
@@ -47,6 +49,7 @@ class Summary:
     reward_parts: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     reward_on_failure_samples: int = 0
     engine_busy_share: float | None = None
+    evaluation: Mapping[str, Any] | None = None
     model: Mapping[str, Any] | None = None
     skipped_records: Mapping[str, int] = field(default_factory=dict)
 

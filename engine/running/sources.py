@@ -1,11 +1,14 @@
 """Where a run's prompts and rewards come from: a task, data sets, reward functions; checked before anything starts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from asyncrl.collectors.data.prompts import share_of
 from asyncrl.collectors.rewards.function import RewardFunction
 from asyncrl.collectors.rewards.load import load_rewards
 from asyncrl.collectors.tasks import Task
 from asyncrl.collectors.tasks.prepared import PreparedTask, prepare_environment, prepare_task
+from asyncrl.collectors.tasks.prompts import list_evaluation_prompts
 from asyncrl.configs import Loaded, RunConfig, load
 from asyncrl.engine.errors import ConfigError
 from asyncrl.filters import BaseRolloutFilter, build_chain
@@ -45,7 +48,7 @@ def prepare_sources(loaded: Loaded, objects: Sequence[BaseRolloutFilter]) -> Pre
 
 
 def with_prompts(config: RunConfig, prepared: PreparedTask) -> PreparedTask:
-    """Return what was prepared with the prompts of the configured data sets, if there are any.
+    """Return what was prepared with the prompts of the configured data sets and of evaluations, if there are any.
 
     ConfigError if a reward function cannot score one of the prompts that are known.
     """
@@ -58,7 +61,40 @@ def with_prompts(config: RunConfig, prepared: PreparedTask) -> PreparedTask:
     for reward in prepared.rewards:
         for prompt in prepared.prompts:
             reward.check_prompt(prompt)
-    return prepared
+    return prepared if config.evaluation.every is None else with_evaluation(config, prepared)
+
+
+def with_evaluation(config: RunConfig, prepared: PreparedTask) -> PreparedTask:
+    """Return what was prepared with the prompts of evaluations.
+
+    They come from evaluation data sets, the records that `data` holds out, or the task. ConfigError if none of these
+    has any, or a reward function cannot score one of them.
+    """
+    data, asked = config.data, config.evaluation
+    if asked.path is not None or asked.sets or (data.given and data.holdout):
+        from asyncrl.collectors.data.evaluation import evaluation_records
+
+        try:
+            prompts = evaluation_records(config, prepared.tools)
+        except ConfigError as error:
+            raise ConfigError(f"evaluation: {error}") from error
+    elif data.given:
+        raise ConfigError(
+            "there is nothing to evaluate: evaluation.path is null, evaluation.sets empty and data.holdout 0; name a "
+            "file of prompts that are not trained on (evaluation.path), or hold some out (data.holdout)"
+        )
+    else:
+        # By a hash, so that a few of many are not those of one kind.
+        name = config.environment.name
+        listed = list_evaluation_prompts(prepared.task, config.task.name if name is None else name)
+        prompts = sorted(listed, key=lambda one: share_of(one.id))[: asked.max_prompts]
+        if name is not None:
+            own = replace(prepared, prompts=prompts, examples=())
+            prompts = [*_in_environment(config, own).prompts]
+    for reward in prepared.rewards:
+        for prompt in prompts:
+            reward.check_prompt(prompt)
+    return replace(prepared, evaluation=prompts)
 
 
 def _in_environment(config: RunConfig, prepared: PreparedTask) -> PreparedTask:
@@ -106,8 +142,8 @@ def _check_no_task(loaded: Loaded) -> None:
 
 def _check_data(loaded: Loaded) -> None:
     """Refuse options of data sets where none is named."""
-    data = loaded.config.data
-    if data.given:
+    data, evaluation = loaded.config.data, loaded.config.evaluation
+    if data.given or evaluation.path is not None or evaluation.sets:
         return
     default = load().config.data
     for name in type(data).model_fields:

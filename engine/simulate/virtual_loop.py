@@ -15,12 +15,14 @@ from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.virtual_time import virtual_clock
 from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.data_plane.local import LocalPlane
-from asyncrl.engine.deployment import PARTITION, Deployment
+from asyncrl.engine.deployment import EVALUATION, EVALUATOR, PARTITION, CopySource, Deployment, EvaluationPart
 from asyncrl.engine.events.log import EventLog, Fold
 from asyncrl.engine.events.progress import Progress
+from asyncrl.engine.lifecycle.evaluation import evaluation_config, evaluation_partition
 from asyncrl.engine.lifecycle.parts import train_partition
 from asyncrl.engine.loop.controller import Controller
-from asyncrl.engine.model.tokenizer import Tokenizer
+from asyncrl.engine.loop.model_saver import ModelSaver
+from asyncrl.engine.model.tokenizer import CharTokenizer, Tokenizer
 from asyncrl.engine.records.ending import Ending
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.filters import Chain
@@ -53,6 +55,24 @@ def build_collectors(
     ]
 
 
+async def fake_evaluation(
+    config: RunConfig, generator: Generator, *, task: Task, plane: DataPlane, source: CopySource
+) -> EvaluationPart:
+    """Return a real collector around a generator, which evaluates the task's prompts."""
+    await plane.register(evaluation_partition(config))
+    prompts = task.prompts()
+    collector = Collector(
+        EVALUATOR,
+        CollectorSettings.of(evaluation_config(config, prompts), EVALUATION),
+        generator=generator,
+        scorer=in_place_scorer(task),
+        tokenizer=CharTokenizer(),
+        plane=plane,
+        transport=InProcess(),
+    )
+    return EvaluationPart(collector, source, InProcess(), prompts)
+
+
 async def local_plane(config: RunConfig, kind: Callable[..., LocalPlane] = LocalPlane) -> LocalPlane:
     """Make the in-process plane of a configuration, on virtual time, with its partition."""
     data_plane = config.data_plane
@@ -70,10 +90,13 @@ async def run_controller(
     progress: Progress,
     controller: type[Controller] = Controller,
     beside: Callable[[Controller], Any] | None = None,
+    saver: ModelSaver | None = None,
 ) -> tuple[Controller, Ending]:
     """Run the controller to its ending on the event loop's clock; `beside` runs concurrently."""
     events = EventLog(clock=virtual_clock, wall=virtual_clock, folds=folds)
-    made = controller(config, deployment, chain=chain, events=events, progress=progress, clock=virtual_clock)
+    made = controller(
+        config, deployment, chain=chain, events=events, progress=progress, clock=virtual_clock, saver=saver
+    )
     async with anyio.create_task_group() as tasks:
         if beside is not None:
             tasks.start_soon(beside, made)

@@ -1,7 +1,7 @@
 """The real controller, collectors, front end and data plane around fakes, in virtual time."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -15,14 +15,15 @@ from asyncrl.collectors.tasks import Task
 from asyncrl.configs import Override, RunConfig, load
 from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.data_plane.base import DataPlane
-from asyncrl.engine.deployment import PARTITION, Deployment
+from asyncrl.engine.deployment import EVALUATION, PARTITION, Deployment
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import AnyEvent
 from asyncrl.engine.loop.controller import Controller
+from asyncrl.engine.loop.model_saver import ModelSaver
 from asyncrl.engine.model.tokenizer import CharTokenizer
 from asyncrl.engine.records.ending import Ending
-from asyncrl.engine.simulate.virtual_loop import build_collectors, local_plane, run_controller
+from asyncrl.engine.simulate.virtual_loop import build_collectors, fake_evaluation, local_plane, run_controller
 from asyncrl.engine.testing.audit import Audit
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeRank, FakeTask
 from asyncrl.engine.testing.remote import DelayedActor, DelayedPlane, Delays, Process
@@ -135,11 +136,15 @@ def simulate(
     controller: type[Controller] = Controller,
     rank: type[FakeRank] = FakeRank,
     remote: Remote | None = None,
+    evaluator: FakeGenerator | None = None,
+    evaluation_task: Task | None = None,
+    saver: Callable[[Progress], ModelSaver] | None = None,
 ) -> Outcome:
     """Run `config` in virtual time. `wrap` puts faults around the plane; `beside` runs with the controller.
 
     `collector`, `controller` and `rank` are the classes to run, for a test that plants a fault in one. With
-    `remote`, actors and plane are called as Ray calls them; without it, a call that is given up ends.
+    `remote`, actors and plane are called as Ray calls them; without it, a call that is given up ends. `evaluator`
+    generates for evaluations of `evaluation_task`, if the configuration asks for them, and `saver` saves models.
     """
     used_task = task or FakeTask()
     used_generators = list(generators or [FakeGenerator()])
@@ -177,17 +182,24 @@ def simulate(
             handles = [remote.actor(actor, tasks) for actor in ranks]
             await checkpoint()  # The processes start.
         ledger, progress, collected = Ledger(), Progress(config.run.reward_window), Collected()
+        deployment = Deployment(plane, collectors, handles, used_task.prompts(), [])
+        if config.evaluation.every is not None:
+            generator, asked = evaluator or FakeGenerator(), evaluation_task or used_task
+            part = await fake_evaluation(config, generator, task=asked, plane=plane, source=ranks[0])
+            deployment = replace(deployment, evaluation=part)
         made, ending = await run_controller(
             config,
-            Deployment(plane, collectors, handles, used_task.prompts(), []),
+            deployment,
             chain=chain,
             # The events come first, so that they hold what a fold refused.
             folds=[collected, ledger, progress],
             progress=progress,
             controller=controller,
             beside=beside,
+            saver=None if saver is None else saver(progress),
         )
         seconds = virtual_clock()
+        partitions = (PARTITION,) if deployment.evaluation is None else (PARTITION, EVALUATION)
         # What was called and given up comes late, and must find nothing to do.
         await anyio.sleep(0.0 if remote is None else _LATE_S)
         return Outcome(
@@ -196,7 +208,7 @@ def simulate(
             ledger=ledger,
             progress=progress,
             events=collected.events,
-            keys_left=await store.keys(PARTITION),
+            keys_left=[key for name in partitions for key in await store.keys(name)],
             seconds=seconds,
             generators=used_generators,
             ranks=ranks,

@@ -14,6 +14,8 @@ from asyncrl.engine.events.types import (
     Claimed,
     ClaimReturned,
     Dispatched,
+    Evaluated,
+    EvaluationEnded,
     Finished,
     GroupFailed,
     Judged,
@@ -37,6 +39,7 @@ _HIDDEN_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "reward": {"functions": []},
     "model": {"path": None},
     "run": {"directory": None},
+    "evaluation": {"path": None, "split": None, "sets": []},
 }
 _KEPT_TAGS = frozenset({tag.STATUS, tag.CAUSE, "spans", "generated"})
 
@@ -128,6 +131,11 @@ class _Hidden:
                 changes["dataset"] = self._datasets[event.dataset]
                 changes["prompt"] = _mapped(event.prompt, self._prompts)
                 changes["collector"] = self._collectors[event.collector]
+            case Evaluated():
+                changes["dataset"] = self._datasets[event.dataset]
+                changes["prompt"] = _mapped(event.prompt, self._prompts)
+            case EvaluationEnded():
+                changes["datasets"] = {self._datasets[name]: scores for name, scores in event.datasets.items()}
             case Put():
                 tags = changes["tags"] = self._tags(event.tags)
                 changes["digest"] = None if event.digest is None else digest_written(tags)

@@ -5,9 +5,11 @@ folds. It says nothing of timing: of what may happen it does not ask how soon.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine.events.types import (
+    EVALUATIONS,
     Acknowledged,
     AnyEvent,
     BatchGivenUp,
@@ -69,8 +71,12 @@ class Loop:
 
 
 def _last_release(recording: Recording) -> AnyEvent | None:
-    """Return the event by which the end of a run gives back all capacity, if there is one; RunEnded may lack."""
-    before = [event for event in recording.events[-3:] if isinstance(event, Released)]
+    """Return the event by which the end of a run gives back all capacity, if there is one; RunEnded may lack.
+
+    Training may be followed by the evaluation of its last version.
+    """
+    of_training = (event for event in reversed(recording.events) if not isinstance(event, EVALUATIONS))
+    before = [event for event in reversed([*islice(of_training, 3)]) if isinstance(event, Released)]
     return before[-1] if before else None
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from asyncrl.engine.weights.base import Offer, Sent
+from asyncrl.engine.weights.base import Offer, Sent, WeightTransport
 
 
 class NoWeights:
@@ -11,6 +11,9 @@ class NoWeights:
     __slots__ = ()
 
     async def weights(self) -> Sent:
+        return Sent({})
+
+    async def copy_weights(self, transport: WeightTransport) -> Sent:
         return Sent({})
 
     async def offer(self, sent: Sent, receivers: Sequence[str], *, again: bool = False) -> Offer:

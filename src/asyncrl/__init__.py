@@ -6,9 +6,9 @@ What users import is here, and is loaded when it is first asked for:
 
     summary = asyncrl.run("default", "runs/first", {"run.runtime": "local"})
 
-`run` trains, `generate` answers from what a run has learned, `load_config` reads a configuration, `replay` checks a
-run's decisions, `plan_batch` is the planner alone. `BaseRolloutFilter` with `keep`, `drop`, `mask` and `rescue`, and
-`Task` with `Prompt` and `Reward`, are what users subclass and return.
+`run` trains, `generate` answers from what a run has learned and `evaluate` says how good it is. `load_config` reads a
+configuration, `replay` checks a run's decisions, `plan_batch` is the planner alone. `BaseRolloutFilter` with `keep`,
+`drop`, `mask` and `rescue`, and `Task` with `Prompt` and `Reward`, are what users subclass and return.
 """
 
 from importlib import import_module
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from asyncrl.collectors.tasks.base import Reward, Task
     from asyncrl.configs.load import load_config
     from asyncrl.engine.errors import AsyncRLError, ConfigError
+    from asyncrl.engine.evaluate import Evaluation, evaluate
     from asyncrl.engine.generate import generate
     from asyncrl.engine.records.prompt import Prompt
     from asyncrl.engine.run import run
@@ -33,6 +34,7 @@ _HOMES = {
     "AsyncRLError": "engine.errors",
     "BaseRolloutFilter": "filters.base",
     "ConfigError": "engine.errors",
+    "Evaluation": "engine.evaluate",
     "Prompt": "engine.records.prompt",
     "Reward": "collectors.tasks.base",
     "RunFailed": "engine.running.outcome",
@@ -40,6 +42,7 @@ _HOMES = {
     "Summary": "engine.running.outcome",
     "Task": "collectors.tasks.base",
     "drop": "filters.verdict",
+    "evaluate": "engine.evaluate",
     "generate": "engine.generate",
     "keep": "filters.verdict",
     "load_config": "configs.load",
@@ -54,6 +57,7 @@ __all__ = [
     "AsyncRLError",
     "BaseRolloutFilter",
     "ConfigError",
+    "Evaluation",
     "Prompt",
     "Reward",
     "RunFailed",
@@ -62,6 +66,7 @@ __all__ = [
     "Task",
     "__version__",
     "drop",
+    "evaluate",
     "generate",
     "keep",
     "load_config",

@@ -179,7 +179,7 @@ def test_the_summary_has_its_stable_keys() -> None:
     }
     assert {key: summary[key] for key in promised} == promised
     assert set(summary) - set(promised) <= {
-        *("batches", "trained_tokens", "generated_tokens", "engine_busy_share", "length_bias", "alarms")
+        *("batches", "trained_tokens", "generated_tokens", "engine_busy_share", "length_bias", "alarms", "evaluation")
     }
 
 

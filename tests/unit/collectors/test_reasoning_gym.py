@@ -55,6 +55,17 @@ def test_without_examples_the_prompt_is_the_question(asked: list[dict[str, Any]]
     assert [(prompt.text, prompt.answer) for prompt in prompts] == [("add 0?", "0")]
 
 
+def test_questions_held_out_are_evaluated_once_and_never_trained_on(asked: list[dict[str, Any]]) -> None:
+    """Fifty questions come four times; each is on one side."""
+    task = load_task("reasoning_gym", {"datasets": {"add": {"most": 50}}, "size": 200, "few_shot": 2, "holdout": 0.3})
+    trained, evaluated = ([prompt.answer for prompt in found] for found in (task.prompts(), task.evaluation_prompts()))
+    assert not set(trained) & set(evaluated)
+    assert {*trained, *evaluated} == {str(i) for i in range(2, 50)}
+    assert 5 < len(evaluated) == len(set(evaluated)) < 25
+    with pytest.raises(ConfigError, match=r"set holdout in task\.options"):
+        load_task("reasoning_gym", {"datasets": {"add": {}}}).evaluation_prompts()
+
+
 def test_only_the_exact_answer_is_right() -> None:
     task = load_task("reasoning_gym", {"datasets": {"add": {}}})
     said = {" 7": 1.0, "7\n": 1.0, "7.": 0.0, "the answer is 7": 0.0, "": 0.0}

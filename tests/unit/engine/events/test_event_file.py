@@ -15,6 +15,8 @@ from asyncrl.engine.errors import TraceError
 from asyncrl.engine.events import types
 from asyncrl.engine.events.log import EventLog, read_events
 from asyncrl.engine.events.types import AnyEvent, Put, RunEnded, unwritten, written
+from asyncrl.engine.records.estimates import Estimate
+from asyncrl.engine.records.scores import Scores
 
 ONE_OF_EACH: list[AnyEvent] = [
     types.RunStarted(schema=types.SCHEMA, config={"run": {"seed": 1}, "filters": [{"name": "x"}]}, software={"a": "1"}),
@@ -52,6 +54,14 @@ ONE_OF_EACH: list[AnyEvent] = [
     types.Published(version=1, seconds=0.5),
     types.Settled(group=7, fates=["trained", "masked:long", "dropped:stale", "failed:score_error"]),
     types.Released(groups=[7]),
+    types.EvaluationStarted(version=4, prompts=2, samples=2),
+    types.Evaluated(
+        version=4, prompt="a", dataset="d", rewards=[1.0, None], tokens=[3, 0], statuses=["finished", "failed"]
+    ),
+    types.EvaluationEnded(
+        version=4, seconds=0.5, scores=Scores(1, 1, 1, {"1": Estimate(1.0, 0.2, 1.0)}), datasets={"d": Scores(0, 0, 2)}
+    ),
+    types.EvaluationFailed(version=5, error="Overdue", skipped=True),
     types.Checkpointed(path="checkpoints/4", version=4),
     types.Resumed(checkpoint="checkpoints/4", after=17),
     types.RunEnded(code=130, reason="interrupted", keys_left=0, filters={"zero_std": {"judged": 1}}),

@@ -40,7 +40,15 @@ def test_what_came_with_a_later_schema_has_a_default_or_a_type_of_its_own() -> N
                 assert not field.required, (kind, field.name)
 
 
-SAMPLES: dict[str, object] = {"int": 1, "str": "x", "float": 0.5, "list": [], "dict": {}, "bool": False}
+SAMPLES: dict[str, object] = {
+    "int": 1,
+    "str": "x",
+    "float": 0.5,
+    "list": [],
+    "dict": {},
+    "bool": False,
+    "Scores": {"prompts": 1, "samples": 1, "failed_samples": 0},
+}
 
 
 def of_schema_1(kind: type[AnyEvent], row: str) -> bytes:
