@@ -97,7 +97,9 @@ def main() -> None:
                 note(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), path)
                 continue
             line = asked.readline()
-            if not line:
+            if not line:  # The tests have ended, or were killed.
+                for pid, _ in forks.values():
+                    os.kill(pid, signal.SIGKILL)
                 return
             words = json.loads(line)
             pid = os.fork()
