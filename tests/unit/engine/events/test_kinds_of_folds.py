@@ -7,6 +7,7 @@ import pytest
 
 from asyncrl.engine.events.alarms import Alarms
 from asyncrl.engine.events.bias_alarm import BiasAlarm
+from asyncrl.engine.events.evaluations import Evaluations
 from asyncrl.engine.events.learning import Learning
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.length_bias import LengthBias
@@ -43,7 +44,7 @@ def test_the_kinds_of_a_fold_are_those_that_it_looks_at(fold: type) -> None:
     names = {kind.__name__: kind for kind in AnyEvent.__args__}
     looked_at = {names[word] for word in re.findall(r"\w+", inspect.getsource(fold.apply)) if word in names}  # type: ignore[attr-defined]
     if fold is Progress:
-        looked_at |= {*LengthBias.kinds, *Alarms.kinds}
+        looked_at |= {*LengthBias.kinds, *Alarms.kinds, *Evaluations.kinds}
     if fold is Alarms:
         looked_at |= set(Learning.kinds)
     assert looked_at == set(fold.kinds)  # type: ignore[attr-defined]
