@@ -4,7 +4,7 @@ Each turn is a request of its own to the engine. Samples go on by themselves; wi
 granted together go in step.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 import anyio
@@ -34,7 +34,11 @@ class EnvironmentGenerator:
     """Plays samples by `conversation`, whose turns come from `engine`. `beside` runs for as long as it does."""
 
     def __init__(
-        self, engine: EngineGenerator, conversation: Play, *, beside: Callable[[], Awaitable[None]] | None = None
+        self,
+        engine: EngineGenerator,
+        conversation: Play,
+        *,
+        beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self._engine = engine
         self._conversation = conversation
