@@ -81,10 +81,6 @@ def _with_agent(
 
 def check_environment(config: RunConfig, tokenizer: ChatTokenizer, *, stop_ids: Sequence[int], tools: Tools) -> None:
     """ConfigError if the tokenizer cannot write what stands between turns, or read calls of tools."""
-    if config.environment.is_agent and not config.data.given:
-        raise ConfigError(
-            "environment.name is agent, which has no prompts of its own; name a file with --data FILE (data.path)"
-        )
     renderer = Renderer(config.data, (), tokenizer, tools=schemas(tools))
     if tools and BEGIN not in tokenizer.decode(tokenizer.encode_more(BEGIN)):
         raise ConfigError(
@@ -95,6 +91,8 @@ def check_environment(config: RunConfig, tokenizer: ChatTokenizer, *, stop_ids: 
         with_tools = renderer.text("QUESTION")
     except ValueError as error:
         raise ConfigError(f"environment.name {config.environment.name}: {error}") from error
+    if config.environment.is_agent:
+        renderer.check_first_token(with_tools)
     missing = [tool.name for tool in tools if tool.name not in with_tools]
     if missing:
         raise ConfigError(
