@@ -44,8 +44,6 @@ class Renderer:
         self.refusal = f"chat messages need a chat template, and {without}"
         if raw:
             self.refusal = "an agent writes its own messages: its prompt must be a text"
-            if data.system_prompt is not None:
-                raise ConfigError("data.system_prompt is set, and an agent writes its own messages; it must be null")
         if data.chat_template == "on" and not tokenizer.has_chat_template:
             raise ConfigError(f"data.chat_template is on, and {without}")
         if tools and not self.chat:

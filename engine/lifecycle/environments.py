@@ -81,6 +81,8 @@ def _with_agent(
 
 def check_environment(config: RunConfig, tokenizer: ChatTokenizer, *, stop_ids: Sequence[int], tools: Tools) -> None:
     """ConfigError if the tokenizer cannot write what stands between turns, or read calls of tools."""
+    if config.environment.is_agent and config.data.system_prompt is not None:
+        raise ConfigError("data.system_prompt is set, and an agent writes its own messages; it must be null")
     renderer = Renderer(config.data, (), tokenizer, tools=schemas(tools))
     if tools and BEGIN not in tokenizer.decode(tokenizer.encode_more(BEGIN)):
         raise ConfigError(

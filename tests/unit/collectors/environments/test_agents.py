@@ -124,7 +124,7 @@ def test_what_the_first_requests_of_a_group_share_is_its_prompt(table: Any) -> N
     assert columns[LOGPROBS][0].tolist() == [0.0, 0.0, p, p]
 
 
-BODIES = [
+BODIES: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 0.7}, "temperature is 0.7, and that of the run 1.0 (rollout.temperature"),
     ({"top_p": 0.9}, "rollout.top_p"),
     ({"n": 2}, "n is 2 and must be 1"),
@@ -154,7 +154,8 @@ async def misuses(prompt: Prompt, base_url: str, api_key: str) -> float:
 def test_requests_that_would_train_wrongly_are_refused_and_the_sample_goes_on(table: Any) -> None:
     async def work(at: Any) -> Any:
         group, _ = await at.group(SECRET)
-        seen.append(await ask(*seen.pop(), {"messages": [user("9>")]}))
+        url, key = seen.pop()
+        seen.append(await ask(url, key, {"messages": [user("9>")]}))
         return group
 
     group = table(agent("misuses"), lambda _: [5, 1], work)
