@@ -125,6 +125,8 @@ class AgentSample:
 
     def _close(self) -> None:
         self._closed = True
+        self._send.close()
+        self._asked.close()
         for asked in self._waiting:
             if not asked.done.is_set():
                 asked.refusal = _ended()

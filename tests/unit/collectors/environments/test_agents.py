@@ -167,6 +167,7 @@ def test_requests_that_would_train_wrongly_are_refused_and_the_sample_goes_on(ta
     assert [wrong[0], too_long[0], models[0], void[0]] == [401, 413, 200, 401]
     assert models[1]["data"][0]["id"] == "policy"
     assert void[1]["error"]["code"] == "invalid_api_key"
+    assert void[1]["error"]["message"] == "no sample has this key, or it has ended"
 
 
 async def forgets(prompt: Prompt, base_url: str, api_key: str) -> float:
