@@ -39,6 +39,7 @@ def flatten(
     taggers: Mapping[str, Tagger],
 ) -> tuple[GroupMeta, Columns]:
     """Return tags and columns of a group with at least one reward; `version` was served when it was dispatched."""
+    prompt_ids = next((c.prompt_ids for c in completions if c.prompt_ids is not None), prompt_ids)
     # A failed sample keeps its place and its key, and gets an empty response, so that it cannot be trained.
     kept = [
         c if isinstance(outcome, Reward) else Completion((), (), (), False)

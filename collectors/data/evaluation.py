@@ -35,7 +35,7 @@ def evaluation_records(config: RunConfig, tools: Tools = ()) -> list[Prompt]:
     records = DataPrompts(
         open_sets(source),
         Columns.of(source),
-        Renderer(source, open_shots(source), tokenizer, tools=schemas(tools)),
+        Renderer(source, open_shots(source), tokenizer, tools=schemas(tools), raw=config.environment.is_agent),
         replace(Limits.of(config), holdout=0.0),
         seed=0,
         epochs=1,

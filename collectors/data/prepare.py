@@ -65,7 +65,9 @@ def _opened(config: RunConfig, tools: Tools) -> DataPrompts:
     return DataPrompts(
         open_sets(config.data),
         Columns.of(config.data),
-        Renderer(config.data, open_shots(config.data), tokenizer, tools=schemas(tools)),
+        Renderer(
+            config.data, open_shots(config.data), tokenizer, tools=schemas(tools), raw=config.environment.is_agent
+        ),
         Limits.of(config),
         seed=config.run.seed,
         epochs=config.task.epochs,

@@ -19,21 +19,32 @@ class Shot:
 
 
 class Renderer:
-    """Puts system prompt and examples before a prompt, as chat messages or as plain text; `tools` are JSON schemas."""
+    """Puts system prompt and examples before a prompt, as chat messages or as plain text; `tools` are JSON schemas.
+
+    With `raw` a prompt stays a text: an agent is given it, and writes its own messages.
+    """
 
     def __init__(
-        self, data: Data, shots: Sequence[Shot], tokenizer: ChatTokenizer, *, tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        data: Data,
+        shots: Sequence[Shot],
+        tokenizer: ChatTokenizer,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        raw: bool = False,
     ) -> None:
         self._format = data.prompt_format
         self._tokenizer = tokenizer
         self._tools = tools
-        self.chat = tokenizer.has_chat_template and data.chat_template != "off"
+        self.chat = tokenizer.has_chat_template and data.chat_template != "off" and not raw
         """Whether prompts go through the chat template."""
         self.plain_unasked = data.chat_template == "auto" and not tokenizer.has_chat_template
         """Whether prompts go in as plain text for want of a template, and nobody said that they should."""
         without = "data.chat_template is off" if data.chat_template == "off" else "the tokenizer has no chat template"
         self.refusal = f"chat messages need a chat template, and {without}"
-        if data.chat_template == "on" and not self.chat:
+        if raw:
+            self.refusal = "an agent writes its own messages: its prompt must be a text"
+        if data.chat_template == "on" and not tokenizer.has_chat_template:
             raise ConfigError(f"data.chat_template is on, and {without}")
         if tools and not self.chat:
             raise ConfigError(f"an environment's tools need a chat template, and {without}")

@@ -4,33 +4,53 @@ Each turn is a request of its own to the engine. Samples go on by themselves; wi
 granted together go in step.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 import anyio
 import numpy as np
 
 from asyncrl.collectors.engines.base import Result
-from asyncrl.collectors.environments.conversation import Conversation
+from asyncrl.collectors.environments.conversation import Respond
 from asyncrl.collectors.environments.lockstep import Batch, Lockstep, Place
+from asyncrl.collectors.environments.transcript import with_common_prompt
 from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.collectors.generators.engine_generator import EngineGenerator
 from asyncrl.engine.errors import GenerationError
+from asyncrl.engine.records import Prompt
 from asyncrl.engine.weights.base import State
 
 
-class EnvironmentGenerator:
-    """Plays samples by `conversation`, whose turns come from `engine`."""
+class Play(Protocol):
+    """A Conversation, or what plays agents."""
 
-    def __init__(self, engine: EngineGenerator, conversation: Conversation) -> None:
+    async def play(
+        self, prompt: Prompt, ids: tuple[int, ...], *, seed: int, world_seed: int, respond: Respond
+    ) -> Completion:
+        """Play one sample to its end."""
+
+
+class EnvironmentGenerator:
+    """Plays samples by `conversation`, whose turns come from `engine`. `beside` runs for as long as it does."""
+
+    def __init__(
+        self,
+        engine: EngineGenerator,
+        conversation: Play,
+        *,
+        beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
         self._engine = engine
         self._conversation = conversation
+        self._beside = beside
         self._together: dict[int, Lockstep] = {}
         self._send, self._batches = anyio.create_memory_object_stream[Batch](float("inf"))
 
     async def run(self) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._engine.run)
+            if self._beside is not None:
+                tasks.start_soon(self._beside)
             async for batch in self._batches:
                 await self._decode(batch)
 
@@ -55,7 +75,7 @@ class EnvironmentGenerator:
                 lockstep.leave(len(going))  # Of a group that failed or was given up: its peers must not wait for it.
                 if lockstep.over:
                     self._together.pop(request.batch, None)
-        return [completions[index] for index in range(len(request.seeds))]
+        return with_common_prompt([completions[index] for index in range(len(request.seeds))])
 
     async def update_weights(self, version: int, state: State) -> Any:
         return await self._engine.update_weights(version, state)

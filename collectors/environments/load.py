@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from asyncrl.collectors.environments.agents.agent import Agent
 from asyncrl.collectors.environments.base import Environment
 from asyncrl.collectors.environments.builtin.calculator import Calculator
 from asyncrl.collectors.environments.builtin.guess import Guess
@@ -15,6 +16,7 @@ from asyncrl.configs.objects import load_object
 from asyncrl.engine.errors import ConfigError
 
 BUILT_IN: Mapping[str, type[Environment]] = {
+    "agent": Agent,
     "calculator": Calculator,
     "guess": Guess,
     "reasoning_gym": SecondChance,
@@ -34,9 +36,9 @@ def load_environment(name: str, options: Mapping[str, Any]) -> Environment:
 
 def _class(name: str) -> type[Environment]:
     if name in BUILT_IN:
-        found: Any = BUILT_IN[name]
-    elif ":" in name:
-        found = load_object(name, option="environment.name")
+        return BUILT_IN[name]
+    if ":" in name:
+        found: Any = load_object(name, option="environment.name")
     else:
         close = difflib.get_close_matches(name, BUILT_IN, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BEGIN, END = "<tool_call>", "</tool_call>"
-_THOUGHT = "</think>"
+THOUGHT = "</think>"
 _CALL = re.compile(rf"{BEGIN}(.*?)(?:{END}|$)", re.S)
 
 
@@ -60,10 +60,15 @@ def read_calls(text: str, tools: Tools) -> list[Call]:
     What is said of calls before `</think>` is not one.
     """
     by_name = {tool.name: tool for tool in tools}
-    return [_read(found.group(1), by_name) for found in _CALL.finditer(text.rpartition(_THOUGHT)[2])]
+    return [_checked(call, by_name) for call in parse_calls(text)]
 
 
-def _read(text: str, tools: Mapping[str, Tool]) -> Call:
+def parse_calls(text: str) -> list[Call]:
+    """Return the calls in a turn's text, of whichever tools; one that cannot be read has a `fault`."""
+    return [_read(found.group(1)) for found in _CALL.finditer(text.rpartition(THOUGHT)[2])]
+
+
+def _read(text: str) -> Call:
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -71,11 +76,17 @@ def _read(text: str, tools: Mapping[str, Tool]) -> Call:
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
         return Call("", fault='the call must be an object with "name" and "arguments"')
     name, arguments = given["name"], given.get("arguments", {})
-    if name not in tools:
-        return Call(name, fault=f"there is no tool {name!r}; there are {', '.join(tools)}")
     if not isinstance(arguments, dict):
         return Call(name, fault='"arguments" must be an object')
-    return Call(name, arguments, _fault(tools[name], arguments))
+    return Call(name, arguments)
+
+
+def _checked(call: Call, tools: Mapping[str, Tool]) -> Call:
+    if call.fault:
+        return call
+    if call.name not in tools:
+        return Call(call.name, fault=f"there is no tool {call.name!r}; there are {', '.join(tools)}")
+    return Call(call.name, call.arguments, _fault(tools[call.name], call.arguments))
 
 
 def _fault(tool: Tool, arguments: Mapping[str, Any]) -> str:

@@ -5,12 +5,13 @@ from exactly the tokens that are trained on (re-tokenising a text need not give 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from asyncrl.collectors.engines.base import Result
 from asyncrl.collectors.engines.response import join_spans
 from asyncrl.collectors.generators.base import Completion
 from asyncrl.collectors.outcome import Outcome
-from asyncrl.engine.errors import AsyncRLError
+from asyncrl.engine.errors import AsyncRLError, GenerationError
 
 
 class HistoryMismatch(AsyncRLError, RuntimeError):
@@ -66,8 +67,8 @@ class Transcript:
         if self._spans:
             self._spans = join_spans(self._spans, [(self._spans[-1][0], first, len(self._ids))])
 
-    def completion(self, *, finished: bool, outcome: Outcome | None) -> Completion:
-        """Return all of it."""
+    def completion(self, *, finished: bool, outcome: Outcome | None, with_prompt: bool = False) -> Completion:
+        """Return all of it; `with_prompt` if the prompt is not the group's."""
         return Completion(
             tuple(self._ids),
             tuple(self._logprobs),
@@ -75,4 +76,41 @@ class Transcript:
             finished,
             generated=tuple(self._generated),
             outcome=outcome,
+            prompt_ids=self._prompt if with_prompt else None,
         )
+
+
+def with_common_prompt(completions: Sequence[Completion]) -> list[Completion]:
+    """Return completions with one prompt: what those that have prompts of their own all begin with.
+
+    The rest of each prompt is context in front of its response. Prompts (5, 6, 7) and (5, 6, 8) with responses (1) and
+    (2) become the prompt (5, 6) with responses (7, 1) and (8, 2), of which 1 and 2 are generated. GenerationError if
+    they do not begin with the same token.
+    """
+    prompts = [c.prompt_ids for c in completions if c.prompt_ids is not None]
+    if not prompts:
+        return list(completions)
+    common = 0
+    for column in zip(*prompts, strict=False):
+        if len(set(column)) > 1:
+            break
+        common += 1
+    if not common:
+        raise GenerationError(
+            "the first requests of a group's samples begin with different tokens; one must be the same"
+        )
+    return [c if c.prompt_ids is None else _moved(c, c.prompt_ids, common) for c in completions]
+
+
+def _moved(completion: Completion, prompt: tuple[int, ...], common: int) -> Completion:
+    """Return a completion with the prompt's tokens from `common` on in front of its response."""
+    n = len(prompt) - common
+    spans = [(version, first + n, end + n) for version, first, end in completion.spans]
+    return replace(
+        completion,
+        prompt_ids=prompt[:common],
+        token_ids=(*prompt[common:], *completion.token_ids),
+        logprobs=(*[0.0] * n, *completion.logprobs),
+        spans=tuple([(spans[0][0], 0, spans[0][2]), *spans[1:]] if spans else ()),
+        generated=tuple((first + n, end + n) for first, end in completion.generated or ()),
+    )

@@ -47,7 +47,8 @@ class Completion:
 
     `spans` tile the tokens: (version, first, end). `finished` is False when a limit cut it. `generated` has the places
     [first, end) of tokens that were sampled, if others stand between them, whose log-probability is given as 0.
-    `outcome` is that of an environment; None: it is to be scored.
+    `outcome` is that of an environment; None: it is to be scored. `prompt_ids` is what it was asked with, if an agent
+    wrote that in place of the group's prompt; those of a group are the same.
     """
 
     token_ids: tuple[int, ...]
@@ -56,6 +57,7 @@ class Completion:
     finished: bool
     generated: tuple[tuple[int, int], ...] | None = None
     outcome: Outcome | None = None
+    prompt_ids: tuple[int, ...] | None = None
 
     @property
     def sampled_ids(self) -> tuple[int, ...]:

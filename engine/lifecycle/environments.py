@@ -4,6 +4,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from asyncrl.collectors.data.renderer import Renderer
+from asyncrl.collectors.environments.agents.agent import Agent
+from asyncrl.collectors.environments.agents.chat import Drawn
+from asyncrl.collectors.environments.agents.history import Rendering
 from asyncrl.collectors.environments.between import Between
 from asyncrl.collectors.environments.conversation import Conversation, Limits
 from asyncrl.collectors.environments.generator import EnvironmentGenerator
@@ -34,6 +37,7 @@ def with_environment(
         return generator
     assert isinstance(generator, EngineGenerator), "batch is refused with an environment"
     environment = load_environment(section.name, section.options)
+    taken = frozenset(taken)
     limits = Limits(
         max_turns=section.max_turns,
         max_tokens=section.max_tokens,
@@ -42,19 +46,43 @@ def with_environment(
         tool_timeout_s=section.tool_timeout_s,
         on_tool_error=section.on_tool_error,
     )
+    if isinstance(environment, Agent):
+        rendering = Rendering(tokenizer, stop_ids, chat=Renderer(config.data, (), tokenizer).chat)
+        return _with_agent(config, generator, environment, limits, rendering=rendering, taken=taken)
     conversation = Conversation(
         environment,
         section.name,
         limits,
         between=_between(config, tokenizer, stop_ids, environment.tools),
         tokenizer=tokenizer,
-        taken=frozenset(taken),
+        taken=taken,
     )
     return EnvironmentGenerator(generator, conversation)
 
 
+def _with_agent(
+    config: RunConfig,
+    engine: EngineGenerator,
+    agent: Agent,
+    limits: Limits,
+    *,
+    rendering: Rendering,
+    taken: frozenset[str],
+) -> Generator:
+    # Here: aiohttp is not installed where there are no agents.
+    from asyncrl.collectors.environments.agents.play import AgentPlay
+    from asyncrl.collectors.environments.agents.proxy import Proxy
+
+    rollout = config.rollout
+    proxy = Proxy(Drawn(rollout.top_p, tuple(rollout.stop_strings)))
+    play = AgentPlay(agent, limits, rendering=rendering, proxy=proxy, temperature=rollout.temperature, taken=taken)
+    return EnvironmentGenerator(engine, play, beside=proxy.run)
+
+
 def check_environment(config: RunConfig, tokenizer: ChatTokenizer, *, stop_ids: Sequence[int], tools: Tools) -> None:
     """ConfigError if the tokenizer cannot write what stands between turns, or read calls of tools."""
+    if config.environment.is_agent and config.data.system_prompt is not None:
+        raise ConfigError("data.system_prompt is set, and an agent writes its own messages; it must be null")
     renderer = Renderer(config.data, (), tokenizer, tools=schemas(tools))
     if tools and BEGIN not in tokenizer.decode(tokenizer.encode_more(BEGIN)):
         raise ConfigError(
@@ -65,6 +93,8 @@ def check_environment(config: RunConfig, tokenizer: ChatTokenizer, *, stop_ids: 
         with_tools = renderer.text("QUESTION")
     except ValueError as error:
         raise ConfigError(f"environment.name {config.environment.name}: {error}") from error
+    if config.environment.is_agent:
+        renderer.check_first_token(with_tools)
     missing = [tool.name for tool in tools if tool.name not in with_tools]
     if missing:
         raise ConfigError(
@@ -81,7 +111,7 @@ def with_own_prompts(
 
     ConfigError for a text that the template refuses.
     """
-    renderer = Renderer(config.data, (), tokenizer, tools=schemas(tools))
+    renderer = Renderer(config.data, (), tokenizer, tools=schemas(tools), raw=config.environment.is_agent)
     try:
         prompts = [replace(prompt, text=renderer.text(prompt.text)) for prompt in prepared.prompts]
         examples = [(renderer.text(prompt), answer) for prompt, answer in prepared.examples]

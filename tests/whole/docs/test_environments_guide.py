@@ -17,14 +17,15 @@ def test_the_python_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     names: dict[str, Any] = {"__name__": "guide"}
     blocks = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.S)
-    assert len(blocks) == 3
+    assert len(blocks) == 5
     for block in blocks:
         file = re.match(r"# (\w+\.py)\n", block)
         if file:
             (tmp_path / file.group(1)).write_text(block, encoding="utf-8")
         else:
             exec(compile(block, "docs/environments.md", "exec"), names)
-    assert '"generated":' in (tmp_path / "runs/twice/events.jsonl").read_text(encoding="utf-8")
+    for run in ("twice", "agent"):
+        assert '"generated":' in (tmp_path / f"runs/{run}/events.jsonl").read_text(encoding="utf-8")
 
 
 def test_every_built_in_environment_is_in_the_guide() -> None:

@@ -11,6 +11,11 @@ import torch
 
 from asyncrl.collectors.collector import Collector, CollectorSettings
 from asyncrl.collectors.engines.base import Request, Result, Sampling
+from asyncrl.collectors.environments.agents.agent import Agent
+from asyncrl.collectors.environments.agents.chat import Drawn
+from asyncrl.collectors.environments.agents.history import Rendering
+from asyncrl.collectors.environments.agents.play import AgentPlay
+from asyncrl.collectors.environments.agents.proxy import Proxy
 from asyncrl.collectors.environments.base import Environment
 from asyncrl.collectors.environments.between import Between
 from asyncrl.collectors.environments.conversation import Conversation, Limits
@@ -123,13 +128,16 @@ def at_table(
     on_tool_error: Any = "feed_back",
     reward_on_failure: float | None = None,
     batches: list[int] | None = None,
+    step_timeout_s: float = 30.0,
 ) -> Any:
     """Run `work` beside a collector whose model says what `say` makes of a request.
 
     With `batches` groups that were granted together go in step; it is given the sizes of what decoded together.
+    Agents ask over real sockets, so they run in real time.
     """
     tokenizer = tokenizer or CharTokenizer()
     asked: list[Request] = []
+    agent = isinstance(environment, Agent)
 
     def make(request: Request, index: int, version: int) -> int:
         if not index:
@@ -139,22 +147,19 @@ def at_table(
     async def main() -> Any:
         plane = LocalPlane(clock=virtual_clock)
         await plane.register(Partition("train", size, COLUMNS, ("trainer",)))
-        engine = GroupsEngine(batches, STATE, make=make, token_s=0.1)
+        engine = GroupsEngine(batches, STATE, make=make, token_s=0.0 if agent else 0.1)
         sampling = Sampling(max_turn_tokens, stop_ids=(tokenizer.eos_id,))
-        conversation = Conversation(
-            environment,
-            "mine",
-            Limits(max_turns, max_tokens, max_turn_tokens, 30.0, 5.0, on_tool_error),
-            between=Between(
-                tokenizer, [tokenizer.eos_id], chat=tokenizer.has_chat_template, tools=schemas(environment.tools)
-            ),
-            tokenizer=tokenizer,
-            taken=frozenset(taggers or {}),
-        )
-        generator = EnvironmentGenerator(
-            EngineGenerator(engine, sampling, groups=None if batches is None else engine, exact=batches is not None),
-            conversation,
-        )
+        limits = Limits(max_turns, max_tokens, max_turn_tokens, step_timeout_s, 5.0, on_tool_error)
+        chat, taken = tokenizer.has_chat_template, frozenset(taggers or {})
+        turns = EngineGenerator(engine, sampling, groups=None if batches is None else engine, exact=batches is not None)
+        if isinstance(environment, Agent):
+            rendering, proxy = Rendering(tokenizer, [tokenizer.eos_id], chat=chat), Proxy(Drawn(1.0, ("7",)))
+            play = AgentPlay(environment, limits, rendering=rendering, proxy=proxy, temperature=1.0, taken=taken)
+            generator = EnvironmentGenerator(turns, play, beside=proxy.run)
+        else:
+            between = Between(tokenizer, [tokenizer.eos_id], chat=chat, tools=schemas(environment.tools))
+            conversation = Conversation(environment, "mine", limits, between=between, tokenizer=tokenizer, taken=taken)
+            generator = EnvironmentGenerator(turns, conversation)
         collector = Collector(
             "collector0",
             CollectorSettings("train", 1.0, max_turn_tokens, 300.0, 600.0, 30.0, 0, reward_on_failure),
@@ -171,7 +176,7 @@ def at_table(
             tasks.cancel_scope.cancel()
         return result
 
-    return run_virtual(main)
+    return anyio.run(main) if agent else run_virtual(main)
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def refusal(**values: Any) -> str:
         (
             "gues",
             {},
-            r"environment.name is 'gues'; did you mean guess\?; it must be one of calculator, guess, reasoning_gym, or",
+            r"environment.name is 'gues'; did you mean guess\?; it must be one of agent, calculator, guess, reas",
         ),
         ("nowhere:Env", {}, "environment.name nowhere:Env: cannot import nowhere"),
         (f"{__name__}:call", {}, "not a subclass of Environment"),
