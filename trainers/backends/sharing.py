@@ -128,7 +128,7 @@ def _gap(model: Any) -> tuple[float, float]:
     weight = next(model.parameters())
     random, prompt = torch.Generator().manual_seed(0), 12
     drawn = torch.randint(vocabulary(model), (prompt + 9,), generator=random)
-    tokens = [torch.cat([drawn[:prompt], part]) for part in torch.split(drawn[prompt:], (4, 2, 3))]
+    tokens = [torch.cat([drawn[:prompt], part]) for part in torch.split(drawn[prompt:], [4, 2, 3])]
     shared = SharedPrompts.of(tokens, [prompt] * 3, pad_id=0)
     assert shared is not None
     # Not `model(…)`: whoever watches it by a hook is to see what is trained.
