@@ -39,7 +39,7 @@ def versions(outcome: Outcome, kind: type[Any]) -> list[int]:
 
 
 def test_each_evaluation_is_of_one_version_while_others_are_published() -> None:
-    """CASES-H6: answers take three seconds, and meanwhile training goes on and publishes."""
+    """CASE-H6: answers take three seconds, and meanwhile training goes on and publishes."""
     outcome = evaluated(FakeGenerator(seconds=lambda _: 3.0), every=4, steps=10)
     assert outcome.ending.code == 0
     assert versions(outcome, EvaluationEnded) == [0, 4, 8, 10]
@@ -115,7 +115,7 @@ def _fails(call: int) -> None:
 
 
 def test_an_evaluation_that_fails_is_counted_and_training_goes_on() -> None:
-    """CASES-H6: the four answers of version 0 fail; later versions are evaluated."""
+    """CASE-H6: the four answers of version 0 fail; later versions are evaluated."""
     outcome = evaluated(FakeGenerator(fail=_fails))
     assert (outcome.ending.code, outcome.progress.steps) == (0, 6)
     [failed] = outcome.of(EvaluationFailed)
@@ -145,7 +145,7 @@ class OfAnother(FakeGenerator):
 
 
 def test_an_answer_of_another_version_is_no_part_of_an_evaluation() -> None:
-    """CASES-H6: such an evaluation fails, and training goes on without further ones."""
+    """CASE-H6: such an evaluation fails, and training goes on without further ones."""
     outcome = evaluated(OfAnother())
     assert outcome.ending.code == 0
     assert "was answered by versions [0, 9] in the evaluation of version 0" in outcome.of(EvaluationFailed)[0].error
