@@ -6,14 +6,16 @@ them.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asyncrl.engine.checkpoint.folder import GROUPS, TRAINER
 from asyncrl.engine.checkpoint.state import RunState
-from asyncrl.engine.data_plane.base import DataPlane
-from asyncrl.engine.data_plane.snapshot import Snapshot
-from asyncrl.engine.deployment import CONSUMER, PARTITION, Deployment
 from asyncrl.engine.errors import CheckpointBroken
 from asyncrl.engine.records.columns import COLUMNS
+
+if TYPE_CHECKING:
+    from asyncrl.engine.data_plane.base import DataPlane
+    from asyncrl.engine.deployment import Deployment
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,12 @@ class Saved:
         """The folder with the ranks' files."""
         return str(self.folder / TRAINER)
 
-    async def put_rows(self, deployment: Deployment) -> int:
+    async def put_rows(self, deployment: "Deployment") -> int:
         """Put the rows of groups back, and claim those that were claimed; return the fencing number of that claim."""
+        # Here, because bad input is refused before torch is imported, which takes seconds.
+        from asyncrl.engine.data_plane.snapshot import Snapshot
+        from asyncrl.engine.deployment import PARTITION
+
         snapshot, plane = Snapshot.read(self.folder / GROUPS), deployment.plane
         claimed = {state.grant.group for state in self.state.core.groups if state.place == "claimed"}
         await snapshot.put_back(plane, PARTITION, [group for group in snapshot.groups if group.group in claimed])
@@ -42,7 +48,9 @@ class Saved:
         return fence
 
 
-async def _claim(plane: DataPlane, count: int, *, owner: str) -> int:
+async def _claim(plane: "DataPlane", count: int, *, owner: str) -> int:
+    from asyncrl.engine.deployment import CONSUMER, PARTITION
+
     claim = await plane.claim(
         PARTITION, CONSUMER, columns=COLUMNS, max_groups=count, owner=owner, claim_id=f"{owner}/restored"
     )
