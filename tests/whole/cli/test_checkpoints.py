@@ -26,6 +26,13 @@ def train(path: Path, *options: str, **values: Any) -> Any:
     return CliRunner().invoke(app, ["train", *options, *words])
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder, in which they start."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.mark.parametrize(
     ("config", "packed", "message"),
     [
