@@ -56,4 +56,4 @@ class Environment(Task):
 
     async def step(self, state: Any, turn: Turn) -> Step:
         """Answer a turn in which no tool was called. A limit may end the sample after any step."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what a turn leads to: write `step`")
+        raise TypeError(f"{type(self).__name__} does not say what a turn leads to: write `step`")

@@ -24,7 +24,7 @@ class _ExactDigits(Task):
         ]
 
     def evaluation_prompts(self) -> Sequence[Prompt]:
-        """Return the prompts of training: there are no others."""
+        """Return the prompts of training, which are all that this task has."""
         return self.prompts()
 
     def score(self, prompt: Prompt, response: str) -> Reward | float:

@@ -69,7 +69,7 @@ def _with_agent(
     rendering: Rendering,
     taken: frozenset[str],
 ) -> Generator:
-    # Here: aiohttp is not installed where there are no agents.
+    # Here, because only runs with agents need aiohttp.
     from asyncrl.collectors.environments.agents.play import AgentPlay
     from asyncrl.collectors.environments.agents.proxy import Proxy
 

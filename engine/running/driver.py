@@ -51,7 +51,7 @@ from asyncrl.filters.taggers import Tagger
 class Order:
     """What is to be run, checked: `filters` are objects to be put into the configured chain.
 
-    `resumption` is the run that is gone on with; None for a new one.
+    `resumption` says where a resumed run goes on; None for a new run.
     """
 
     config: RunConfig
