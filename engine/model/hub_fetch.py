@@ -31,7 +31,7 @@ _KINDS: list[tuple[type[Exception], str]] = [
 def fetch(name: str, revision: str) -> str:
     """Return the folder of the snapshot; the hub is asked which commit a branch or a tag is.
 
-    Files in subfolders are other formats of the same weights. Pickled weights are fetched where safetensors are missing.
+    Files in subfolders are other formats of the same weights. Pickled weights are fetched if safetensors are missing.
     """
     folder = ""
     for weights in ("*.safetensors", "*.bin"):
