@@ -138,24 +138,12 @@ def _answered(config: RunConfig, prepared: PreparedTask) -> EvaluationEnded:
 
 
 async def _examine(config: RunConfig, prepared: PreparedTask, call_in: CallIn) -> EvaluationEnded:
-    from asyncrl.engine.aio.blocking import in_place
     from asyncrl.engine.data_plane.local import LocalPlane
-    from asyncrl.engine.lifecycle.evaluation import build_evaluator, evaluation_config, evaluation_partition
-    from asyncrl.engine.lifecycle.parts import collector_model
-    from asyncrl.engine.lifecycle.scorers import local_scorer
+    from asyncrl.engine.lifecycle.local import local_evaluator
     from asyncrl.engine.loop.examiner import Examiner, ExaminerSettings
-    from asyncrl.engine.weights.base import InProcess
 
-    used, plane = evaluation_config(config, prepared.evaluation), LocalPlane()
-    await plane.register(evaluation_partition(config, prepared.task.extras))
-    collector = build_evaluator(
-        used,
-        model=collector_model(used, 0),
-        scorer=local_scorer(used, prepared, taggers={}, call_in=call_in),
-        plane=plane,
-        transport=InProcess(),
-        blocking=in_place,
-    )
+    plane = LocalPlane()
+    collector = await local_evaluator(config, prepared, plane=plane, call_in=call_in)
     examiner = Examiner(
         ExaminerSettings.of(config),
         collector,

@@ -8,10 +8,12 @@ from types import MappingProxyType
 
 import torch
 
+from asyncrl.collectors.collector import Collector
 from asyncrl.collectors.tasks.prepared import PreparedTask
 from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.blocking import in_place
 from asyncrl.engine.aio.call_in import CallIn, call_here
+from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.deployment import Deployment, EvaluationPart
 from asyncrl.engine.lifecycle.assemble import assemble
@@ -89,19 +91,24 @@ async def local_deployment(
         ]
         evaluation = None
         if config.evaluation.every is not None:
-            await plane.register(evaluation_partition(config, task.extras))
-            used = evaluation_config(config, prepared.evaluation)
-            evaluator = build_evaluator(
-                used,
-                model=collector_model(used, 0),
-                scorer=local_scorer(used, prepared, taggers={}, call_in=call_in),
-                plane=plane,
-                transport=InProcess(),
-                blocking=in_place,
-            )
+            evaluator = await local_evaluator(config, prepared, plane=plane, call_in=call_in)
             evaluation = EvaluationPart(evaluator, ranks[0], InProcess(), prepared.evaluation)
         try:
             made = assemble(config, prepared, plane=plane, collectors=collectors, ranks=ranks)
             yield replace(made, evaluation=evaluation)
         finally:
             await plane.close()
+
+
+async def local_evaluator(config: RunConfig, prepared: PreparedTask, *, plane: DataPlane, call_in: CallIn) -> Collector:
+    """Return a collector in this process that evaluates, and register the partition that it writes to."""
+    await plane.register(evaluation_partition(config, prepared.task.extras))
+    used = evaluation_config(config, prepared.evaluation)
+    return build_evaluator(
+        used,
+        model=collector_model(used, 0),
+        scorer=local_scorer(used, prepared, taggers={}, call_in=call_in),
+        plane=plane,
+        transport=InProcess(),
+        blocking=in_place,
+    )
