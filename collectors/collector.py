@@ -16,20 +16,24 @@ import structlog
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from asyncrl.collectors.engine_meter import EngineMeter
+from asyncrl.collectors.engines.base import Cache
 from asyncrl.collectors.extras import Kind, common_kinds, odd_extra
 from asyncrl.collectors.flat import Columns, GroupFailed, flatten
 from asyncrl.collectors.generators.base import Completion, Generator, GroupRequest
 from asyncrl.collectors.outcome import BAD_LOGPROBS, SCORE_ERROR, UNTRAINABLE, Outcome, SampleFailure, StandIn
+from asyncrl.collectors.patience import Patience
 from asyncrl.collectors.scoring import Scorer
 from asyncrl.collectors.tasks import Response, Reward
 from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.outbox import Numbered, Outbox
 from asyncrl.engine.data_plane.base import DataPlane
-from asyncrl.engine.errors import StoreFull, VersionError
+from asyncrl.engine.errors import EngineDied, StoreFull, VersionError
 from asyncrl.engine.model.tokenizer import Tokenizer
 from asyncrl.engine.records import Grant, GroupMeta
+from asyncrl.engine.records.ending import first_cause
 from asyncrl.engine.records.fate import CANCELLED, QUEUE_TIMEOUT
 from asyncrl.engine.records.message import GroupFailure, PutNotice, Served
+from asyncrl.engine.records.traffic import Traffic
 from asyncrl.engine.weights.base import Loaded, Offer, WeightTransport
 from asyncrl.engine.weights.twins import with_twins
 from asyncrl.filters.taggers import Tagger
@@ -127,6 +131,8 @@ class Collector:
         self._ended = anyio.Event()
         self._extra_kinds: dict[str, Kind] = {}
         self._meter = EngineMeter(generator)
+        self._patience = Patience()
+        self._traffic = Traffic()
 
     async def run(self) -> None:
         """Serve grants until `stop`; an error here is raised by the controller's next poll."""
@@ -184,6 +190,16 @@ class Collector:
         self._version = self._loaded = version
         self._outbox.post(Served(version))
 
+    async def sleep(self, cache: Cache) -> None:
+        """Leave the device to others; what generates stands still, and so does the time that it may take."""
+        await self._generator.sleep(cache)
+        self._patience.stop()
+
+    async def wake(self) -> None:
+        """Come back to the device, and go on."""
+        await self._generator.wake()
+        self._patience.go_on()
+
     async def cancel(self, groups: Sequence[int]) -> None:
         """Give up groups that still generate or are scored; each ends in a failure `cancelled_stale`."""
         for group in groups:
@@ -215,8 +231,9 @@ class Collector:
             else:
                 group, columns, errors = rolled
                 use = await self._meter.read()
-                await self._put(group, columns)
-                self._outbox.post(PutNotice(group, round(anyio.current_time() - started, 6), errors, use))
+                stored = await self._put(group, columns)
+                seconds = round(anyio.current_time() - started, 6)
+                self._outbox.post(PutNotice(stored, seconds, errors, use, self._new_traffic()))
         finally:
             del self._in_flight[grant.group]
 
@@ -233,6 +250,8 @@ class Collector:
                     # cancelled beside us ends its responses with an error, which would hide why the run ends.
                     await checkpoint_if_cancelled()
                     raise
+                if isinstance(first_cause(caught), EngineDied):
+                    raise  # Its groups are lost with it, and issued again; a failure would be their fate.
                 reason = caught.reason if isinstance(caught, GroupFailed) else "generation_error"
                 what = "".join(traceback.format_exception(caught))
                 return GroupFailure(grant.group, reason, f"prompt {grant.prompt.id!r}: {what}")
@@ -249,9 +268,9 @@ class Collector:
         def turn(decoding: bool) -> None:
             nonlocal decodes
             decodes = decoding
-            limit.deadline = anyio.current_time() + (settings.group_timeout_s if decoding else settings.queue_timeout_s)
+            self._patience.renew(limit, settings.group_timeout_s if decoding else settings.queue_timeout_s)
 
-        with anyio.move_on_after(settings.queue_timeout_s) as limit:
+        with self._patience.limit(settings.queue_timeout_s) as limit:
             return await self._generator.generate(
                 GroupRequest(
                     prompt_ids=prompt_ids,
@@ -329,7 +348,11 @@ class Collector:
             return outcome
         return StandIn(value, cause=outcome.cause)
 
-    async def _put(self, group: GroupMeta, columns: Columns) -> None:
+    def _new_traffic(self) -> Traffic:
+        before, self._traffic = self._traffic, self._plane.traffic()
+        return self._traffic.minus(before)
+
+    async def _put(self, group: GroupMeta, columns: Columns) -> GroupMeta:
         """Write the group; if the store is full, try again with growing pauses until the deadline."""
         pause = _FIRST_RETRY_S
         refusal = StoreFull(f"{group.row} found no room within {self._settings.put_timeout_s:g} s")

@@ -12,7 +12,7 @@ from asyncrl.collectors.tasks import Reward
 from asyncrl.engine.errors import AsyncRLError
 from asyncrl.engine.records import Grant, GroupMeta
 from asyncrl.engine.records import group as tag
-from asyncrl.engine.records.columns import LOGPROBS, TOKENS
+from asyncrl.engine.records.columns import LOGPROBS, ROUTED_EXPERTS, TOKENS
 from asyncrl.engine.records.generated import GENERATED, write_generated
 from asyncrl.engine.records.group import check_tags
 from asyncrl.engine.records.keys import sample_keys
@@ -20,6 +20,8 @@ from asyncrl.engine.records.spans import SPANS, write_spans
 from asyncrl.filters.taggers import Tagger
 
 Columns = dict[str, list[torch.Tensor]]
+BAD_EXPERTS = "bad_experts"
+"""Why a group fails whose chosen experts do not fit its tokens."""
 
 
 class GroupFailed(AsyncRLError, RuntimeError):
@@ -75,8 +77,23 @@ def flatten(
         TOKENS: [torch.tensor([*prompt_ids, *c.token_ids], dtype=torch.int32) for c in kept],
         LOGPROBS: [torch.tensor(c.logprobs, dtype=torch.float32) for c in kept],
         **extra_columns(outcomes),
+        **_experts(kept, len(prompt_ids)),
     }
     return GroupMeta(keys, tags), columns
+
+
+def _experts(completions: Sequence[Completion], prompt_tokens: int) -> Columns:
+    """Return the column of chosen experts, if the engine records them; GroupFailed if a sample's rows do not fit."""
+    found = [completion.experts for completion in completions if completion.experts is not None]
+    if not found:
+        return {}
+    empty = found[0][:0]
+    rows = [empty if completion.experts is None else completion.experts for completion in completions]
+    for completion, experts in zip(completions, rows, strict=True):
+        tokens = prompt_tokens + len(completion.token_ids)
+        if completion.token_ids and (len(experts) != tokens or experts.shape[1:] != empty.shape[1:]):
+            raise GroupFailed(BAD_EXPERTS, f"the chosen experts of {tokens} tokens have the shape {experts.shape}")
+    return {ROUTED_EXPERTS: [torch.from_numpy(experts) for experts in rows]}
 
 
 def _status(completion: Completion, outcome: Outcome) -> str:

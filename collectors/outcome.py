@@ -59,7 +59,11 @@ class Rules:
         """Return the failure of a score that raised `error`, with the end of its traceback."""
         if isinstance(error, str):
             return SampleFailure(SCORE_ERROR, f"{self.kind} {self.task}: {error}")
-        lines = "".join(traceback.format_exception(error, limit=-5)).rstrip()
+        told = traceback.TracebackException.from_exception(error, limit=-5)
+        # Python would put each on a line of its own, and views and the run's last words show the last line alone.
+        given = told.__notes__ if isinstance(told.__notes__, list) else []
+        notes, told.__notes__ = [" ".join(str(note).split()) for note in given], []
+        lines = ", ".join(["".join(told.format()).rstrip(), *notes])
         return SampleFailure(SCORE_ERROR, f"{self.kind} {self.task}: score raised {error!r}\n{lines}")
 
 

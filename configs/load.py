@@ -5,7 +5,9 @@ The source of each value is kept, and every error names the option as the user g
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from os import PathLike, fspath
 from pathlib import Path
@@ -17,9 +19,14 @@ from pydantic import BaseModel, ValidationError
 from asyncrl.configs.allowed import allowed_at
 from asyncrl.configs.schema import RunConfig
 from asyncrl.configs.text import read_yaml
+from asyncrl.engine.bounds import read_text
 from asyncrl.engine.errors import ConfigError
 
 DEFAULT_PRESET = "default"
+
+LARGEST_FILE = 1 << 18
+"""Bytes of a configuration, which has some thousands: parsing takes two seconds per MiB."""
+_SHOWN = 200
 
 RENAMED = {
     **{f"trainer.warm_up_{name}": f"trainer.sft_warm_up_{name}" for name in ("steps", "batch", "learning_rate")},
@@ -141,6 +148,12 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _preset(name: str) -> dict[str, Any]:
+    # Layers are merged into each other.
+    return deepcopy(_packaged(name))
+
+
+@cache
+def _packaged(name: str) -> dict[str, Any]:
     text = (resources.files("asyncrl.configs") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
     tree: dict[str, Any] = read_yaml(text)
     return tree
@@ -155,7 +168,7 @@ def _named(name_or_file: str, option: str) -> tuple[str, dict[str, Any]]:
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ConfigError(f"{option} {name_or_file} is neither a file nor a preset ({', '.join(preset_names())}){hint}")
     try:
-        tree = read_yaml(path.read_text(encoding="utf-8"))
+        tree = read_yaml(read_text(path, LARGEST_FILE, ConfigError))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{option} {name_or_file} is not YAML: {error}") from error
     except OSError as error:
@@ -226,6 +239,10 @@ def _explain(error: ValidationError, sources: Mapping[str, str]) -> Iterator[str
         if not path:
             yield message
             continue
-        given = sources.get(path, sources.get(path.rpartition(".")[0], "the configuration"))
+        given = _shortened(sources.get(path, sources.get(path.rpartition(".")[0], "the configuration")))
         named = f"{given} ({path})" if given.startswith("--") else f"{path} (from {given})"
-        yield f"{named} is {problem.get('input')!r}; {message}"
+        yield f"{named} is {_shortened(repr(problem.get('input')))}; {message}"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text):,} characters)"

@@ -22,6 +22,8 @@ def load_object(path: str, *, option: str) -> Any:
         raise ConfigError(f"{option} {path}: cannot import {module_name}: {error}") from error
     except KeyboardInterrupt:
         raise
+    except SyntaxError as error:
+        raise ConfigError(f"{option} {path}: {module_name} is not Python: {error}") from error
     except BaseException as error:  # A user's module may raise anything during its import, also SystemExit.
         raise ConfigError(f"{option} {path}: importing {module_name} raised {error!r}") from error
     if not hasattr(module, name):

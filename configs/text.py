@@ -14,6 +14,10 @@ _OLD_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)
 _DEEPEST = 100
 """Largest depth of maps and lists. Configurations have fewer than ten; some hundreds would exhaust Python's stack."""
 
+MOST_VALUES = 10_000
+"""Most values of a document, those behind an alias counted wherever it stands: ten lists, each of ten aliases of the
+list before, are ten thousand million values to whoever looks at all of them."""
+
 
 def _mark(event: yaml.Event) -> Any:
     return event.start_mark
@@ -23,6 +27,8 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._open: list[str | None] = []
+        self._values = 0
+        self._values_of: dict[str, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
@@ -30,9 +36,17 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, f"more than {_DEEPEST} levels deep", _mark(event))
         if isinstance(event, yaml.AliasEvent) and event.anchor in self._open:
             raise yaml.composer.ComposerError(None, None, f"*{event.anchor} contains itself", _mark(event))
-        self._open.append(getattr(event, "anchor", None))
+        anchor: str | None = getattr(event, "anchor", None)
+        before = self._values
+        alias = isinstance(event, yaml.AliasEvent)
+        self._values += self._values_of.get(anchor or "", 0) if alias else 1
+        if self._values > MOST_VALUES:
+            raise yaml.composer.ComposerError(None, None, f"more than {MOST_VALUES:,} values", _mark(event))
+        self._open.append(anchor)
         node: yaml.Node | None = super().compose_node(parent, index)
         self._open.pop()
+        if anchor and not alias:
+            self._values_of[anchor] = self._values - before
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:

@@ -52,6 +52,10 @@ class Overdue(AsyncRLError, TimeoutError):
     """A wait reached its deadline; the message says who waited for what, and how long."""
 
 
+class DataPlaneSilent(Overdue):
+    """The data plane did not answer a call; it may hang."""
+
+
 class GenerationError(AsyncRLError, RuntimeError):
     """Groups failed in a collector; the message carries the collector's own traceback."""
 
@@ -62,6 +66,10 @@ class ActorDied(AsyncRLError, RuntimeError):
     def __init__(self, message: str, *, actor: str = "") -> None:
         super().__init__(message)
         self.actor = actor
+
+
+class EngineDied(GenerationError):
+    """The process of an inference engine inside a collector ended."""
 
 
 class RefillExhausted(AsyncRLError, RuntimeError):

@@ -11,8 +11,9 @@ from typing import Any
 import anyio
 
 from asyncrl.collectors.tasks.prepared import PreparedTask
-from asyncrl.configs import Loaded, Override, RunConfig, load
+from asyncrl.configs import Loaded, Override, RunConfig, flatten, load
 from asyncrl.configs.load import DEFAULT_PRESET, as_overrides
+from asyncrl.configs.named_code import check_code, code_of
 from asyncrl.engine.aio.call_in import CallIn
 from asyncrl.engine.errors import ConfigError, TraceError
 from asyncrl.engine.events.log import EventLog, effective_events
@@ -26,6 +27,7 @@ from asyncrl.engine.records.scores import Scores
 from asyncrl.engine.running.checks import check_devices
 from asyncrl.engine.running.named_model import with_model
 from asyncrl.engine.running.process_state import only_run, torch_threads_restored
+from asyncrl.engine.running.seal import sealed_code
 from asyncrl.engine.running.sources import prepare_sources, with_evaluation
 from asyncrl.engine.running.threads import run_beside_loop
 from asyncrl.engine.trace.recording import Recording
@@ -58,6 +60,7 @@ def evaluate(
     *,
     config: Loaded | str | PathLike[str] | None = None,
     best: bool = False,
+    allow_code: Sequence[str] = (),
 ) -> Evaluation:
     """Have a model answer the evaluation prompts, and return how good it is: `asyncrl eval` from Python.
 
@@ -66,13 +69,15 @@ def evaluate(
     `model` is a run's folder, whose last model is evaluated, or with `best` its `model-best`; any Hugging Face folder;
     or `smollm2`. Without `config` a run's own configuration holds, and the default one for any other model. Prompts are
     those of the configuration's section `evaluation`, scored as in training. It takes no actors: all is in this
-    process. ConfigError for what cannot work, GenerationError if no sample could be scored.
+    process. ConfigError for what cannot work, and for code (`my_reward.py:score`) that only the run's folder names, and
+    not `allow_code`; GenerationError if no sample could be scored.
     """
     if isinstance(config, Loaded):
         loaded = config
+    elif config is not None:
+        loaded = load(fspath(config), as_overrides(overrides or {}))
     else:
-        base = recorded_values(model) if config is None else []
-        loaded = load(DEFAULT_PRESET if config is None else fspath(config), [*base, *as_overrides(overrides or {})])
+        loaded = recorded_config(model, as_overrides(overrides or {}), allow_code=allow_code)
     loaded = _for(loaded, model, best=best)
     folder = Path(loaded.config.model.path or "")
     with only_run(), torch_threads_restored():
@@ -94,13 +99,29 @@ def evaluate(
     )
 
 
-def recorded_values(model: str | PathLike[str]) -> Sequence[Override]:
-    """Return the configuration of the run that has this folder; nothing for a folder that is not a run's."""
+def recorded_config(
+    model: str | PathLike[str],
+    overrides: Sequence[Override],
+    *,
+    rewards: Sequence[str] = (),
+    allow_code: Sequence[str] = (),
+) -> Loaded:
+    """Return the configuration of the run that has this folder, the default one for a folder that is not a run's.
+
+    `overrides` are on top, and `rewards` appended. ConfigError if it names code that the user does not, here or in
+    `allow_code`: the folder may be another's.
+    """
+    run = f"the run {fspath(model)}"
     try:
         started = next(effective_events(Path(fspath(model))), None)
     except (OSError, TraceError):
-        return ()
-    return Recording([started]).values(f"the run {fspath(model)}") if started is not None else ()
+        started = None
+    recorded = [] if started is None else Recording([started]).values(run)
+    loaded = load(DEFAULT_PRESET, [*recorded, *overrides], rewards=rewards)
+    used = {path: value for path, value in flatten(loaded.config).items() if path != "filters"}
+    allowed = [*allow_code, *rewards, *code_of(overrides), *sealed_code(Path(fspath(model)))]
+    check_code(used, recorded, allowed=allowed, source=run)
+    return loaded
 
 
 def _for(loaded: Loaded, model: str | PathLike[str], *, best: bool) -> Loaded:
@@ -125,7 +146,7 @@ def _prepare(loaded: Loaded) -> PreparedTask:
     from asyncrl.engine.lifecycle.checks import check_evaluation
 
     check_devices(loaded, "evaluation")
-    prepared = with_evaluation(loaded.config, prepare_sources(loaded, ()))
+    prepared = with_evaluation(loaded.config, prepare_sources(loaded, (), only_evaluates=True))
     check_evaluation(loaded.config, prepared.evaluation)
     return prepared
 

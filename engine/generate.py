@@ -1,6 +1,5 @@
 """Answers from what a run has learned, or from any Hugging Face folder."""
 
-import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from os import PathLike, fspath
@@ -16,6 +15,7 @@ from asyncrl.engine.errors import ConfigError, GenerationError
 from asyncrl.engine.events.segments import FILE_NAME as EVENTS
 from asyncrl.engine.events.summary import FILE_NAME as SUMMARY
 from asyncrl.engine.model.folder import ADAPTER_CONFIG, BEST, LAST, Note, find_folder, instead_of_adapter
+from asyncrl.engine.model.settings import read_json
 from asyncrl.engine.records.ending import first_cause
 from asyncrl.engine.running.threads import run_beside_loop
 
@@ -129,7 +129,7 @@ def find_model(folder: str | PathLike[str], *, best: bool = False) -> Path:
 def _why(run: Path, *, best: bool) -> str:
     """Say why a run has not saved a model, as far as its summary tells."""
     try:
-        summary = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
+        summary = read_json(run / SUMMARY)
     except (OSError, ValueError):
         return "it goes on or was killed; with run.save_every N a run saves every N steps, otherwise when it ends"
     saved = summary.get("model")

@@ -26,6 +26,8 @@ PUBLISH_LAG = "staleness/publish_lag_versions"
 RUN_AHEAD = "flow/run_ahead_groups"
 POLL_HITS = "flow/slow_poll_hits"
 TRAINER_WAIT = "flow/trainer_wait_s"
+# With cluster.time_slicing: until the generators slept and the ranks were awake.
+DEVICE_WAIT = "flow/device_wait_s"
 # Of the last version that was published before the step ended, as in the log's `published`; sizes in bytes.
 PUBLISH_SECONDS = "publish/total_s"
 PUBLISH_GATHER = "publish/gather_s"
@@ -39,6 +41,13 @@ LENGTH_BIAS_WARNING = "staleness/length_bias_warning"
 RECENT_LENGTH_RATIO = "staleness/recent_fresh_length_ratio"
 TOKENS_LOST_TO_AGE = "staleness/lost_to_age_tokens"
 PROMPTS_LOST_HALF = "staleness/mostly_lost_prompts"
+# What collectors put and ranks read since the last step: `data/<put or get>_<path>_bytes`, and the same with `_per_s`,
+# by the seconds that the calls took. A path is shared memory (mapping it takes no time: bytes come as they are used) or
+# the store, near or far: of the same node or not. Mooncake's store does not say, so it counts as far.
+PUT = "data/put"
+GET = "data/get"
+# Of the bytes that the ranks read, those of their own nodes.
+NEAR_SHARE = "data/get_near_share"
 # Of the collectors' engines since the last step, as of their last put notices. Means over the collectors: share of the
 # time with something to decode and no pause, share of the time in pauses, share of the cache in use at the notice.
 # Sums: requests (samples) that decoded and that waited at the notice, and tokens. 0 where an engine does not tell.

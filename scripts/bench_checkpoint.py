@@ -60,7 +60,8 @@ def main() -> None:
     options = parser.parse_args()
     import torch
 
-    from asyncrl.trainers.backends.torch_backend import TorchBackend, TorchSettings
+    from asyncrl.trainers.backends.torch_backend import TorchBackend
+    from asyncrl.trainers.backends.torch_settings import TorchSettings
     from asyncrl.trainers.loss.objective import Clip
     from asyncrl.trainers.rank_state.keeper import StateKeeper
 

@@ -1,14 +1,15 @@
 #!/usr/bin/env python
 """The PyTorch trainer's steps beside plain transformers': the last line is one JSON object.
 
-    python scripts/bench_train.py [--device cpu|cuda] [--repeats 3] [--models smollm2-135m qwen2-1.5b]
+    python scripts/bench_train.py [--device cpu|cuda] [--repeats 3] [--models smollm2-135m qwen2-1.5b] [--ways …]
 
 On a GPU: random models of SmolLM2-135M's and Qwen2-1.5B's shapes, samples of 2,048 tokens and of log-normal lengths
-(256 prompt tokens), padded and packed, in bfloat16 with float32 master weights. A step is several micro-batches of
-16,384 tokens and one AdamW update. `plain` is transformers' own model and loss, torch's clipping and AdamW, on the same
-padded rows: under autocast, and with all weights in bfloat16. `tokens_per_s` counts tokens of samples, not padding;
-`share_of_peak` is of the device's bfloat16 peak; `gib` is the most memory that tensors took at a time. On a CPU: tiny
-models of the same kinds, in float32.
+(256 prompt tokens), in bfloat16. A step is several micro-batches of 16,384 tokens and one AdamW update. `asyncrl` has
+rows that are padded or packed, float32 weights under autocast or bfloat16 weights with float32 masters
+(`trainer.precision`), and layers and a loss that are compiled or not (`trainer.compile`). `plain` is transformers' own
+model and loss, torch's clipping and AdamW, on the same padded rows: under autocast, and with all weights in bfloat16.
+`tokens_per_s` counts tokens of samples, not padding; `share_of_peak` is of the device's bfloat16 peak; `gib` is the
+most memory that tensors took at a time. On a CPU: tiny models of the same kinds, in float32.
 
 Always: a step on a CPU with a vocabulary of 150,000, hidden size 64 and 4,096 tokens, in processes of their own.
 `cpu_peak_ratio` is its peak of resident memory above the level before it, over that of a loop that keeps whole logits
@@ -16,6 +17,7 @@ in float32.
 """
 
 import argparse
+import gc
 import json
 import os
 import resource
@@ -35,7 +37,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from asyncrl.trainers.backends.base import Rows
-from asyncrl.trainers.backends.torch_backend import TorchBackend, TorchSettings
+from asyncrl.trainers.backends.torch_backend import TorchBackend
+from asyncrl.trainers.backends.torch_settings import TorchSettings
 from asyncrl.trainers.cost.model import CostModel
 from asyncrl.trainers.cost.peak import peak_flops
 from asyncrl.trainers.loss.objective import Clip
@@ -114,8 +117,9 @@ def rows_of(samples: Sequence[torch.Tensor], prompt: int) -> Rows:
     )
 
 
-def ours(model: Any, *, packed: bool, prompt: int, dtype: torch.dtype) -> Step:
-    settings = TorchSettings(1.0, CLIP, (0.9, 0.95), 0.0, 1.0, packed=packed)
+def ours(model: Any, *, prompt: int, dtype: torch.dtype, **options: bool) -> Step:
+    """Return a step of asyncrl's backend; `options` are those of TorchSettings."""
+    settings = TorchSettings(1.0, CLIP, (0.9, 0.95), 0.0, 1.0, **options)
     backend = TorchBackend(model, settings, pad_id=0, compute_dtype=dtype)
 
     def step(batch: Batch) -> None:
@@ -163,31 +167,41 @@ def measured(step: Step, batch: Batch, repeats: int, device: torch.device) -> tu
 
 def ways(dtype: torch.dtype, prompt: int) -> dict[str, Callable[[Any], Step]]:
     """Return, by name, what makes a step out of a model."""
-    all_ways: dict[str, Callable[[Any], Step]] = {
-        "asyncrl_padded": lambda model: ours(model, packed=False, prompt=prompt, dtype=dtype),
-        "asyncrl_packed": lambda model: ours(model, packed=True, prompt=prompt, dtype=dtype),
+
+    def way(**options: bool) -> Callable[[Any], Step]:
+        return lambda model: ours(model, prompt=prompt, dtype=dtype, **options)
+
+    all_ways = {
+        "asyncrl_padded": way(packed=False),
+        "asyncrl_packed": way(packed=True),
         "plain_autocast": lambda model: plain(model, dtype=dtype),
     }
     if dtype == torch.bfloat16:
+        for name, packed in (("padded", False), ("packed", True)):
+            all_ways[f"asyncrl_{name}_compiled"] = way(packed=packed, fused=True)
+            all_ways[f"asyncrl_{name}_bf16_weights"] = way(packed=packed, low_weights=True)
+            all_ways[f"asyncrl_{name}_bf16_weights_compiled"] = way(packed=packed, low_weights=True, fused=True)
         all_ways["plain_bfloat16_weights"] = lambda model: plain(model.to(dtype), dtype=dtype)
     return all_ways
 
 
-def steps(name: str, device: torch.device, repeats: int) -> dict[str, Any]:
+def steps(name: str, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
     """Return figures of one model: by kind of samples, by way."""
     cuda = device.type == "cuda"
     scale, dtype = (1, torch.bfloat16) if cuda else (64, torch.float32)
     peak = peak_flops(torch.cuda.get_device_name()) if cuda else None
     out: dict[str, Any] = {}
-    for kind in ("even", "lognormal"):
+    for kind in options.kinds:
         lengths = lengths_of(kind, scale)
         out[kind] = {}
         for way, make in ways(dtype, PROMPT // scale).items():
+            if options.ways and way not in options.ways:
+                continue
             model = build(name, device)
             vocabulary = model.config.vocab_size
-            batch = batch_of(lengths, vocabulary, MICRO_BATCH_TOKENS // scale)
+            batch = batch_of(lengths, vocabulary, options.micro_batch_tokens // scale)
             flops = float(CostModel.of(model.config).flops(np.array(lengths)).sum())
-            seconds, gib = measured(make(model), batch, repeats, device)
+            seconds, gib = measured(make(model), batch, options.repeats, device)
             out[kind][way] = {
                 "tokens_per_s": round(sum(lengths) / seconds),
                 "share_of_peak": None if peak is None else round(flops / seconds / peak, 4),
@@ -195,6 +209,8 @@ def steps(name: str, device: torch.device, repeats: int) -> dict[str, Any]:
             }
             print(f"{name} {kind} {way}: {json.dumps(out[kind][way])}", flush=True)
             del model
+            torch.compiler.reset()  # It holds what it compiled, and so the weights.
+            gc.collect()
             if cuda:
                 torch.cuda.empty_cache()
     return out
@@ -207,7 +223,7 @@ def large_vocabulary_step(way: str) -> dict[str, float]:
     shape = {**TINY, "vocab_size": LARGE_VOCABULARY, "num_key_value_heads": 4, "tie_word_embeddings": True}
     model = LlamaForCausalLM(LlamaConfig(**shape)).eval()
     batch = batch_of([1024] * (LARGE_TOKENS // 1024), LARGE_VOCABULARY, LARGE_TOKENS)
-    step = ours(model, packed=False, prompt=16, dtype=torch.float32) if way == "asyncrl" else whole_logits(model)
+    step = ours(model, prompt=16, dtype=torch.float32) if way == "asyncrl" else whole_logits(model)
     step([[torch.arange(2, 40)]])
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     before = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -250,6 +266,9 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeats", type=int, default=3, help="steps of each way; their median counts")
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=list(MODELS))
+    parser.add_argument("--ways", nargs="+", choices=list(ways(torch.bfloat16, 1)), help="these alone; default: all")
+    parser.add_argument("--kinds", nargs="+", choices=("even", "lognormal"), default=["even", "lognormal"])
+    parser.add_argument("--micro-batch-tokens", type=int, default=MICRO_BATCH_TOKENS, help="on a GPU")
     parser.add_argument("--large-vocabulary", choices=("asyncrl", "whole_logits"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.large_vocabulary:
@@ -257,7 +276,7 @@ def main() -> None:
         return
     device = torch.device(options.device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    models = {name: steps(name, device, options.repeats) for name in options.models}
+    models = {name: steps(name, device, options) for name in options.models}
     print(json.dumps({"device": name, "torch": torch.__version__, "models": models, **cpu_peaks()}))
 
 

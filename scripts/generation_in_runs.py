@@ -42,7 +42,7 @@ from asyncrl.engine.records import Grant
 from asyncrl.engine.records.work import SampleWork, TrainWork
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.trainers.fan_out import plan_batch
-from asyncrl.trainers.reducer import Alone
+from asyncrl.trainers.links import Links
 
 _WARM_STEPS = 3
 """Steps of a run before the first one that counts: processes start, and code runs for the first time."""
@@ -166,7 +166,7 @@ async def _alone(config: RunConfig, batches: Sequence[Sequence[Dispatched]]) -> 
         0,
         model=build_run_model(config),
         plane=plane,
-        reducer=Alone(),
+        links=Links(),
         transport=transport,
         blocking=in_thread,
     )

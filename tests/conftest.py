@@ -9,8 +9,11 @@ again and again was a tenth of the unit tests' time.
 """
 
 import gc
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -18,6 +21,12 @@ import pytest
 from asyncrl.engine.lifecycle.process_env import prepare
 
 prepare(threads=1)
+# Without compiled files each process that a test starts compiles all of asyncrl again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+# The key of the user whose runs the tests are; processes that a test starts have it too.
+_STATE = TemporaryDirectory(prefix="asyncrl-tests-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
 gc.set_threshold(100_000, 20, 20)
 
 WORKERS = 2
@@ -34,6 +43,13 @@ def pytest_collection_finish() -> None:
     """Take what the imports made out of the collector's sight."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def no_ray_of_other_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster of `tests/integration` lives in its process until the end; tests that start no Ray have none."""
+    if "ray" in sys.modules and not {"unit", "whole"}.isdisjoint(request.path.parts):
+        monkeypatch.setattr(sys.modules["ray"], "is_initialized", lambda: False)
 
 
 WORDS = ["<unk>", "</s>", "<s>", "<|end|>", *"0123456789>"]

@@ -8,12 +8,14 @@ depend on the order in which keys arrived (ties go by key).
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
 
 from asyncrl.engine.records import MicroBatch, Plan
 from asyncrl.trainers.planning.layouts import by_locality, in_lockstep, in_order, rank_by_rank, split_updates
+from asyncrl.trainers.planning.nearness import Near, nearer
 from asyncrl.trainers.planning.samples import Floats, Ints, Layout, Samples, loads_of, stable_order
 
 Cost = Callable[[Ints], Floats] | Mapping[str, float]
@@ -40,6 +42,7 @@ def plan_batch(
     forward_only: bool = False,
     balance: bool = True,
     order: Order = "costliest_first",
+    near: Near | None = None,
 ) -> Plan:
     """Pack samples (key to tokens) into micro-batches and those onto `ranks`.
 
@@ -62,7 +65,8 @@ def plan_batch(
         first: ranks compute micro-batches of similar cost at any time. Cheap ends: cheap ones come first and last,
         where a pipeline of p stages fills and drains and idles (p - 1) times the time of the micro-batches there (D.
         Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021,
-        section 2.2).
+        section 2.2). near: the nodes of ranks and rows. Ranks get samples whose rows are on their nodes, where no rank
+        becomes heavier than the heaviest without, and no micro-batch more is needed; not without `balance`.
     """
     if not lengths:
         raise ValueError("nothing to plan: the batch has no samples")
@@ -74,26 +78,43 @@ def plan_batch(
     if updates > 1 and forward_only:
         raise ValueError(f"updates is {updates}; a forward-only plan updates nothing, so it takes 1")
     samples = _samples(lengths, cost=cost, align=align, groups=groups if balance else None, ordered=balance)
+    seats = near.seats(ranks) if near is not None else None
+    if near is not None:
+        samples = replace(samples, homes=near.homes(samples.keys.tolist()))
     capacity = budget_tokens // align
     if int(samples.sizes.max()) > capacity:
         raise ValueError(_too_long(lengths, budget_tokens, align))
     hands: list[list[MicroBatch]] = [[] for _ in range(ranks)]
     counts = []
     for part in split_updates(samples, updates, balance=balance):
-        if not balance:
-            layout = in_order(part, ranks=ranks, capacity=capacity, lockstep=not forward_only)
-        elif forward_only:
-            layout = rank_by_rank(part, ranks=ranks, capacity=capacity, tolerance=tolerance)
-        elif part.groups is not None:
-            layout = by_locality(part, part.groups, ranks=ranks, capacity=capacity, tolerance=tolerance)
+        if balance:
+            layout = _even(part, ranks=ranks, capacity=capacity, tolerance=tolerance, seats=seats, forward=forward_only)
         else:
-            layout = in_lockstep(part, ranks=ranks, capacity=capacity)
+            layout = in_order(part, ranks=ranks, capacity=capacity, lockstep=not forward_only)
         batches = _batches(part, layout)
         place = _places(layout, batches, order=order if balance else None)
         for rank, index in zip(layout.ranks[place].tolist(), place.tolist(), strict=True):
             hands[rank].append(batches[index])
         counts.append(len(batches) // ranks)
     return Plan(tuple(map(tuple, hands)), not forward_only, tuple(counts) if len(counts) > 1 else ())
+
+
+def _even(part: Samples, *, ranks: int, capacity: int, tolerance: float, seats: Ints | None, forward: bool) -> Layout:
+    """Lay out one update, or a forward stage, with ranks as even as can be, and near to rows where that is free."""
+
+    def lay_out(tolerance: float, seats: Ints | None) -> Layout:
+        if forward:
+            return rank_by_rank(part, ranks=ranks, capacity=capacity, tolerance=tolerance, seats=seats)
+        if part.groups is not None:
+            return by_locality(part, part.groups, ranks=ranks, capacity=capacity, tolerance=tolerance, seats=seats)
+        return in_lockstep(part, ranks=ranks, capacity=capacity)
+
+    plain = lay_out(tolerance, None)
+    if seats is None:
+        return plain
+    mean = float(part.costs.sum()) / ranks
+    heaviest = plain.max_load(part) / mean - 1 if mean else 0.0
+    return nearer(plain, lay_out(heaviest, seats), part, seats)
 
 
 def _too_long(lengths: Mapping[str, int], budget_tokens: int, align: int) -> str:

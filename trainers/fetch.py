@@ -1,8 +1,7 @@
 """How a rank gets its rows: it reads them itself, or the leader of its siblings reads and broadcasts them.
 
 `independent`: every rank reads. `leader`: the leader reads once, and broadcasts a description of the shapes and then
-the tensors. `auto`: leader if there are siblings. The leader is for backends whose ranks share samples (Megatron); no
-run reaches it yet.
+the tensors. `auto`: leader if there are siblings, as where Megatron divides a replica over ranks.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,10 @@
-"""A data-parallel trainer rank: fetches its own rows, runs its micro-batches, steps with the others.
+"""A trainer rank: fetches its rows, runs its micro-batches, steps with the others.
 
-Invariant: after every update all ranks hold equal weights, because all apply the same summed gradient.
+Invariant: after every update all replicas hold equal weights, because all apply the same summed gradient.
 """
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +22,7 @@ from asyncrl.engine.model.folder import Note
 from asyncrl.engine.model.writer import ModelWriter
 from asyncrl.engine.records import MicroBatch
 from asyncrl.engine.records.columns import COLUMNS, LOGPROBS, REFERENCE_LOGPROBS, TOKENS, TRAINER_LOGPROBS
+from asyncrl.engine.records.traffic import Traffic
 from asyncrl.engine.records.work import ForwardWork, RankResult, SampleWork, TrainWork, Work
 from asyncrl.engine.weights.base import Offer, Sent, WeightTransport
 from asyncrl.engine.weights.digest import digest
@@ -29,6 +31,7 @@ from asyncrl.trainers.backends.base import Backend, Rows, StepSums
 from asyncrl.trainers.backends.trained import trained_tokens
 from asyncrl.trainers.feed import feed
 from asyncrl.trainers.fetch import Policy, Values, fetch_for
+from asyncrl.trainers.parallel import Parallel
 from asyncrl.trainers.rank_state.keeper import StateKeeper
 from asyncrl.trainers.reducer import Reducer
 from asyncrl.trainers.schedule import Schedule
@@ -39,6 +42,7 @@ from asyncrl.trainers.siblings import OnlyChild, Siblings
 class RankSettings:
     """The number of this rank among all `ranks`, what it reads, and how it steps.
 
+    `parallel` says which ranks hold a replica together; None: each holds one.
     `extras` are further tensor columns, which go to the backend with every micro-batch. `peak_flops` is the peak of its
     device in FLOP/s; 0 if it is not known. A step takes at least `min_step_s`. `learning_rate` is the highest, and
     `schedule` says which part of it a step has.
@@ -53,6 +57,7 @@ class RankSettings:
     extras: tuple[str, ...] = ()
     peak_flops: float = 0.0
     schedule: Schedule = field(default_factory=Schedule)
+    parallel: Parallel | None = None
 
 
 class TrainerRank:
@@ -76,10 +81,13 @@ class TrainerRank:
         self._settings = settings
         self._backend = backend
         self._plane = plane
+        self._traffic = plane.traffic()
         self._reducer = reducer
         self._transport = transport
         self._blocking = blocking
         self._siblings = siblings or OnlyChild()
+        parallel = settings.parallel or Parallel(settings.ranks)
+        self._replica, self._replicas = parallel.place(settings.rank).data, parallel.data
         self._fetch = fetch_for(settings.fetch_policy, plane, settings.partition, siblings=self._siblings)
         self._outbox = Outbox()
         self._offered: Sent | None = None
@@ -99,11 +107,11 @@ class TrainerRank:
         columns = (*COLUMNS, *work.columns, *self._settings.extras)
         async with feed(self._fetch, work.micro_batches, columns=columns) as fed:
             for number, update in enumerate(work.parts, start=1):
-                for _ in range(update.micro_batches):
+                for left in reversed(range(update.micro_batches)):
                     asked = time.perf_counter()
                     values = await fed.receive()
                     started = time.perf_counter()
-                    rows = rows_of(work, next(micro_batches), values)
+                    rows = replace(rows_of(work, next(micro_batches), values), last=not left)
                     sums.add(await self._blocking(partial(self._backend.accumulate, rows, update.tokens)))
                     waited_s += started - asked
                     seconds += time.perf_counter() - started
@@ -126,7 +134,12 @@ class TrainerRank:
             entropy_sum=sums.entropy,
             learning_rate=learning_rate,
             peak_flops=self._settings.peak_flops,
+            traffic=self._new_traffic(),
         )
+
+    def _new_traffic(self) -> Traffic:
+        before, self._traffic = self._traffic, self._plane.traffic()
+        return self._traffic.minus(before)
 
     async def logprobs(self, work: ForwardWork) -> dict[str, tuple[float, float]]:
         """Run a forward-only stage under the policy or the frozen reference; with `work.write`, write its column.
@@ -141,9 +154,9 @@ class TrainerRank:
         async with feed(self._fetch, work.micro_batches, columns=columns) as fed:
             for batch in work.micro_batches:
                 rows = rows_of(work, batch, await fed.receive())
-                if batch.filler:
-                    continue
                 logprobs = await self._blocking(partial(self._backend.logprobs, rows, reference=reference))
+                if batch.filler:  # It was computed for other ranks' sake, which hold parts of this one's model.
+                    continue
                 found.update(zip(batch.keys, logprobs, strict=True))
                 if not reference:
                     samples = [work.samples[key] for key in batch.keys]
@@ -165,12 +178,11 @@ class TrainerRank:
         for step in range(steps):
             chosen = [examples[(step * batch + i) % len(examples)] for i in range(batch)]
             total = sum(len(ids) - prompt for ids, prompt in chosen)
-            mine = chosen[self._settings.rank :: self._settings.ranks]
-            part = 0.0
-            if mine:
-                tokens = [torch.tensor(ids) for ids, _ in mine]
-                prompts = [prompt for _, prompt in mine]
-                part = await self._blocking(partial(self._backend.accumulate_supervised, tokens, prompts, total))
+            # A replica without an example has one of which nothing is learned: others may wait for its pass.
+            mine = chosen[self._replica :: self._replicas] or [(ids, len(ids)) for ids, _ in chosen[:1]]
+            tokens = [torch.tensor(ids) for ids, _ in mine]
+            prompts = [prompt for _, prompt in mine]
+            part = await self._blocking(partial(self._backend.accumulate_supervised, tokens, prompts, total))
             loss = float(await self._reducer.sum(torch.tensor(part, dtype=torch.float64)))
             await self._update(learning_rate, 0)
         self._backend.reset_optimizer()
@@ -189,6 +201,12 @@ class TrainerRank:
             self._whole_version()
             return await self._blocking(lambda: self._send(transport))  # type: ignore[no-any-return]
 
+    async def lend_weights(self) -> None:
+        """Give this rank's part of the weights to the one that gathers them, which alone sends or writes them."""
+        async with self._updating:
+            self._whole_version()
+            await self._blocking(lambda: deque(self._backend.buckets(), maxlen=0))
+
     def _send(self, transport: WeightTransport) -> Sent:
         kept, twins = without_twins(self._backend.state())
         return replace(transport.send(kept), twins=twins)
@@ -205,9 +223,22 @@ class TrainerRank:
         """Bring an offer to receivers that meet this rank for it."""
         await self._blocking(lambda: self._transport.serve(offer))
 
+    async def sleep(self) -> None:
+        """Leave the device to others between two steps: all that is kept goes to the host's memory."""
+        async with self._updating:
+            await self._blocking(self._backend.sleep)
+
+    async def wake(self) -> None:
+        """Bring all that is kept back to the device."""
+        async with self._updating:
+            await self._blocking(self._backend.wake)
+
     async def digest(self) -> dict[str, int]:
         """Return sums over the current weights, by which ranks are compared."""
-        return await self._blocking(lambda: digest(self._backend.state()))  # type: ignore[no-any-return]
+        return await self._blocking(self._digest)  # type: ignore[no-any-return]
+
+    def _digest(self) -> dict[str, int]:
+        return {name: one for bucket in self._backend.buckets() for name, one in digest(bucket).items()}
 
     async def hold_weights(self) -> int:
         """Copy the weights to this host's memory, for `save_held`, and return their version.
@@ -274,7 +305,9 @@ class TrainerRank:
 
     async def _update(self, learning_rate: float, version: int | None) -> float:
         """Take an optimizer update, which makes `version`; None: the version takes more of them."""
-        gradients = await self._reducer.sum(await self._blocking(self._backend.gradients))
+        gradients = await self._blocking(self._backend.gradients)
+        if not self._backend.sums_gradients:
+            gradients = await self._reducer.sum(gradients)
         async with self._updating:
             before, self._version = self._version, None
             try:

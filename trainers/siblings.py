@@ -1,6 +1,5 @@
 """Ranks that hold parts of one replica (tensor, context, pipeline) and so need the same rows.
 
-For backends whose ranks share samples (Megatron); runs use only `OnlyChild` yet.
 Invariant: index 0 leads; it alone writes columns back, whoever fetches.
 """
 
@@ -37,16 +36,16 @@ class OnlyChild:
 class GlooSiblings:
     """A gloo group of its own, so that reads ahead never meet the reducer's sums. Tensors are on the CPU.
 
-    `ranks` are the siblings' numbers in the process group that has been joined. Every process of that
-    group makes all sibling groups, in the same order.
+    `ranks` are the siblings' numbers in the process group that has been joined; each of them makes this object.
     """
 
     def __init__(self, ranks: list[int], *, timeout_s: float, blocking: Blocking[Any]) -> None:
         self._blocking = blocking
         self._leader = ranks[0]
-        self._group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), backend="gloo")
+        timeout = timedelta(seconds=timeout_s)
+        self._group = dist.new_group(ranks, timeout=timeout, backend="gloo", use_local_synchronization=True)
         self.count = len(ranks)
-        self.index = ranks.index(dist.get_rank()) if dist.get_rank() in ranks else -1
+        self.index = ranks.index(dist.get_rank())
 
     async def broadcast(self, values: torch.Tensor) -> torch.Tensor:
         await self._blocking(lambda: dist.broadcast(values, src=self._leader, group=self._group))

@@ -22,11 +22,15 @@ _Place = tuple[int, int]
 
 @dataclass(slots=True)
 class Checked:
-    """What was found: the longest prompts that a run may draw, and whether all records were looked at."""
+    """What was found: the longest prompts that a run may draw, and whether all records were looked at.
+
+    Of the `records` looked at, `bad` cannot be used, and `held_out` others training does not draw.
+    """
 
     longest: Sequence[Prompt] = ()
     whole: bool = True
     records: int = 0
+    held_out: int = 0
     bad: int = 0
     first: DataError | None = None
     ids: dict[int | str, _Place] = field(default_factory=dict)
@@ -48,6 +52,11 @@ def check_prompts(prompts: DataPrompts) -> Checked:
             if record is not None:
                 lengths.append((_length(record), (which, index)))
     _report(prompts, found)
+    if found.whole and found.held_out == found.records - found.bad:
+        raise ConfigError(
+            f"data.holdout is {prompts.limits.holdout:g}, which holds out all {found.held_out} records, and none is "
+            "left to train on; lower it, or name a file to evaluate on (evaluation.path)"
+        )
     found.longest = _prompts(prompts, found, [place for _, place in heapq.nlargest(LONGEST, lengths)])
     _report(prompts, found)
     if not found.longest:
@@ -65,6 +74,8 @@ def _checked(prompts: DataPrompts, found: Checked, place: _Place) -> Record | No
         found.bad += 1
         found.first = found.first or error
         return None
+    identity = prompts.identity(*place, record)
+    found.held_out += prompts.holds_out(identity)
     if record.id is not None:
         other = found.ids.setdefault(record.id, place)
         if other != place:
@@ -97,10 +108,12 @@ def _prompts(prompts: DataPrompts, found: Checked, places: Sequence[_Place]) -> 
 
 def _report(prompts: DataPrompts, found: Checked) -> None:
     """ConfigError if a bad record was found, and such are not skipped, or if all records are bad."""
-    if found.first is None or (prompts.limits.skip_bad and found.bad < found.records):
+    some = found.bad < found.records
+    if found.first is None or (prompts.limits.skip_bad and some):
         return
     others = f" (and {found.bad - 1} more of the {found.records} looked at)" if found.bad > 1 else ""
-    hint = "" if prompts.limits.skip_bad else "; set data.on_bad_record to skip to leave such records out"
+    # Where all are bad, a name of a column or the file is wrong, and nothing would be left.
+    hint = "; set data.on_bad_record to skip to leave such records out" if some else ""
     raise ConfigError(f"{found.first}{others}{hint}") from found.first
 
 
@@ -108,11 +121,7 @@ def _refuse(prompts: DataPrompts, found: Checked, shortest: Sequence[_Place]) ->
     """ConfigError if the shortest prompts are left out as the longest are."""
     found.longest = _prompts(prompts, found, shortest)
     if not found.longest:
-        limits = prompts.limits
-        raise ConfigError(
-            f"none of the {found.records} records looked at has a prompt of {limits.min_tokens} to {limits.max_tokens} "
-            "tokens (data.min_prompt_tokens, data.max_prompt_tokens)"
-        )
+        raise ConfigError(f"none of the {found.records} records looked at has a prompt of {prompts.limits.tokens}")
 
 
 def _sample(count: int) -> Iterator[int]:

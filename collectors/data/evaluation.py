@@ -54,12 +54,11 @@ def evaluation_records(config: RunConfig, tools: Tools = ()) -> list[Prompt]:
         raise ConfigError(str(error)) from error
     where = "the records of evaluation.path or evaluation.sets"
     if not own:
-        where = f"the records held out (data.holdout {config.data.holdout:g})"
+        where = f"those held out (data.holdout {config.data.holdout:g})"
+    if not found and own:
+        raise ConfigError(f"{where} have no prompt of {records.limits.tokens} to evaluate")
     if not found:
-        raise ConfigError(
-            f"{where} have no prompt of {config.data.min_prompt_tokens} to {config.data.max_prompt_tokens} tokens "
-            "(data.min_prompt_tokens, data.max_prompt_tokens) to evaluate"
-        )
+        raise ConfigError(f"of {records.prompts} records none is both among {where} and of {records.limits.tokens}")
     _check_ids(found, where)
     return found
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from asyncrl.engine.errors import ConfigError, DataError
 
+LONGEST_LINE = 64 << 20
 _CHUNK_BYTES = 1 << 22
 _NEWLINE, _RETURN = 10, 13
 _MARK = b"\xef\xbb\xbf"
@@ -49,16 +50,25 @@ class JsonlFile:
 
 
 def _index(file: Any) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Return where the lines with content begin, with the file's size behind, and their numbers if others are empty."""
-    buffer, size, starts = bytearray(_CHUNK_BYTES), 0, [np.zeros(1, np.int64)]
+    """Return where the lines with content begin, with the file's size behind, and their numbers if others are empty.
+
+    ConfigError names a line of more than LONGEST_LINE bytes.
+    """
+    buffer, size, starts, last = bytearray(_CHUNK_BYTES), 0, [np.zeros(1, np.int64)], 0
     while count := file.readinto(buffer):
         ends = np.flatnonzero(np.frombuffer(buffer, np.uint8, count) == _NEWLINE)
         starts.append(ends + (size + 1))
         size += count
+        if size - last > LONGEST_LINE + _CHUNK_BYTES:  # Before the rest of a file of one line is looked at.
+            break
+        last = int(starts[-1][-1]) if len(ends) else last
     lines = np.concatenate(starts)
     if lines[-1] < size:  # The last line has no end.
         lines = np.append(lines, size)
     lengths = np.diff(lines)
+    long = np.flatnonzero(lengths > LONGEST_LINE)
+    if len(long):
+        raise ConfigError(f"{file.name}, line {long[0] + 1} has more than {LONGEST_LINE:,} bytes, the most of a record")
     short = np.flatnonzero(lengths <= 2)
     empty = [at for at in short.tolist() if not os.pread(file.fileno(), int(lengths[at]), int(lines[at])).strip()]
     if not empty:

@@ -48,6 +48,13 @@ class Limits:
         data = config.data
         return cls(data.min_prompt_tokens, data.max_prompt_tokens, data.holdout, data.on_bad_record == "skip")
 
+    @property
+    def tokens(self) -> str:
+        """The lengths of prompts that are drawn, for errors, with the options that set them."""
+        if self.max_tokens is None:
+            return f"at least {self.min_tokens} tokens (data.min_prompt_tokens)"
+        return f"{self.min_tokens} to {self.max_tokens} tokens (data.min_prompt_tokens, data.max_prompt_tokens)"
+
 
 class DataPrompts(PromptStream):
     """A stream over `sets` for `epochs` passes, without end for None; one epoch is as many draws as there are records.
@@ -122,13 +129,23 @@ class DataPrompts(PromptStream):
         except ValueError as error:
             place = entry.records.place(index)
             raise DataError(f"{place}, field {self.columns.prompt!r}, cannot be used: {error}") from error
-        identity = f"{entry.name}:{entry.records.number(index)}" if record.id is None else record.id
-        return Prompt(identity, text, record.answer, record.dataset or entry.name, record.fields)
+        return Prompt(
+            self.identity(which, index, record), text, record.answer, record.dataset or entry.name, record.fields
+        )
+
+    def identity(self, which: int, index: int, record: Record) -> int | str:
+        """Return the id of a record's prompt: its own, or the set's name and the record's number."""
+        entry = self.sets[which]
+        return f"{entry.name}:{entry.records.number(index)}" if record.id is None else record.id
+
+    def holds_out(self, identity: int | str) -> bool:
+        """Say whether training never draws the prompt of this id."""
+        return share_of(identity) < self.limits.holdout
 
     def why_left_out(self, prompt: Prompt, place: str) -> str | None:
         """Return the reason for which a prompt is not drawn; None if it is."""
         limits = self.limits
-        if share_of(prompt.id) < limits.holdout:
+        if self.holds_out(prompt.id):
             return HELD_OUT
         if limits.max_tokens is None and limits.min_tokens <= 1:
             return None

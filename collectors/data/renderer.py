@@ -7,7 +7,7 @@ from typing import Any
 from asyncrl.collectors.data.columns import Messages
 from asyncrl.configs.sections.task import Data
 from asyncrl.engine.errors import ConfigError
-from asyncrl.engine.model.tokenizer import ChatTokenizer
+from asyncrl.engine.model.tokenizer import CharTokenizer, ChatTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,8 @@ class Renderer:
         self.plain_unasked = data.chat_template == "auto" and not tokenizer.has_chat_template
         """Whether prompts go in as plain text for want of a template, and nobody said that they should."""
         without = "data.chat_template is off" if data.chat_template == "off" else "the tokenizer has no chat template"
+        if isinstance(tokenizer, CharTokenizer):
+            without = "the built-in small model has none; name a checkpoint that has one (--model, model.path)"
         self.refusal = f"chat messages need a chat template, and {without}"
         if raw:
             self.refusal = "an agent writes its own messages: its prompt must be a text"

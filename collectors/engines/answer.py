@@ -62,8 +62,10 @@ class Answer:
     def take(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> Chunk | None:
         """Append tokens up to the end of a stop string; return those taken, None if there are none.
 
-        ValueError if a log-probability is missing.
+        ValueError if a log-probability is missing, or there are more tokens than were asked for.
         """
+        if len(token_ids) > self.left:
+            raise ValueError(f"the engine gave {len(token_ids)} tokens, and {self.left} were asked for")
         if len(token_ids) != len(logprobs):
             raise ValueError(f"the engine gave {len(token_ids)} tokens and {len(logprobs)} log-probabilities")
         first = len(self._token_ids)
@@ -75,12 +77,17 @@ class Answer:
         return Chunk(tuple(self._token_ids[first:]), tuple(self._logprobs[first:]))
 
     def take_spans(self, spans: Spans) -> None:
-        """Say of which versions the tokens since the last call are: `spans` count from the first of them."""
+        """Say of which versions the tokens since the last call are: `spans` count from the first of them.
+
+        ValueError for spans that leave a token out, or name one twice.
+        """
         first, end = self._spans[-1][2] if self._spans else 0, len(self._token_ids)
         for version, begins, ends in spans:
             here, there = min(first + begins, end), min(first + ends, end)
             if here == there:
                 continue
+            if not here == (self._spans[-1][2] if self._spans else 0) < there:
+                raise ValueError(f"the engine's spans do not follow each other: {spans}")
             if self._spans and self._spans[-1][0] == version and self._spans[-1][2] == here:
                 self._spans = (*self._spans[:-1], (version, self._spans[-1][1], there))
             else:

@@ -6,8 +6,11 @@ made from half-written weights; an update that fails leaves the old version serv
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from asyncrl.collectors.engines.expert_record import Experts
 
 Finish = Literal["stop", "length", "abort", "error"]
 InFlight = Literal["keep", "drain", "abort"]
@@ -66,7 +69,8 @@ class Result:
     """A whole response. `spans` tile its tokens as (version, first, end); `error` says what went wrong, or is empty.
 
     A request that cannot be served (no prompt, more tokens than the engine has positions) ends as `error`; so does
-    one whose forward pass failed, with the tokens that it had.
+    one whose forward pass failed, with the tokens that it had. `experts` are those chosen for the tokens of prompt and
+    response, of an engine that records them.
     """
 
     token_ids: tuple[int, ...]
@@ -74,6 +78,7 @@ class Result:
     spans: Spans
     finish: Finish
     error: str = ""
+    experts: "Experts | None" = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +147,22 @@ class Engine(Protocol):
         """Free what the engine holds; requests in flight end as aborted."""
 
 
-class GroupEngine(Engine, Protocol):
+class SleepingEngine(Engine, Protocol):
+    """An engine that can leave its device to others for a while."""
+
+    async def sleep(self, cache: Cache = "keep") -> None:
+        """Stop between two tokens as a pause does that keeps, and return once weights and cache are off the device.
+
+        They go to the host's memory; with `recompute` the cache does not, and is made anew afterwards. What is in
+        flight keeps its tokens and their spans. A batch that is to be exact ends first. Updates are taken in sleep
+        too. A second call changes nothing. GenerationError if the engine runs no longer.
+        """
+
+    async def wake(self) -> None:
+        """Return once weights and cache are on the device again; a paused engine stays paused."""
+
+
+class GroupEngine(SleepingEngine, Protocol):
     """An engine in this process, which takes groups without a task per response and repeats batches to the bit."""
 
     async def generate_group(self, requests: Sequence[Request], begun: Callable[[], None]) -> list[Result]:

@@ -141,9 +141,18 @@ class Batcher:
         """Compute the cache of all who sit anew, of their tokens so far; every burst must have been taken."""
         self.forget()
         live = list(self._slots)
-        await self._fill(live)
+        await self._fill(live, record=False)
         for response in live:
             response.filled_in = self._cache_number
+
+    async def leave(self, *, keep: bool) -> None:
+        """Free the device's memory; every burst must have been taken. Without `keep` the cache is lost."""
+        slots, length = (len(self._slots.seated), self._positions()) if keep else (0, 0)
+        await self._blocking(lambda: self._decoder.leave(slots, length))
+
+    async def come_back(self) -> None:
+        """Bring weights and cache back to the device."""
+        await self._blocking(self._decoder.come_back)
 
     async def _seat(self, fresh: Sequence[Response]) -> None:
         """Fill the prompts of those that have just sat down, once per group, and have their rows begin."""
@@ -176,7 +185,7 @@ class Batcher:
 
         await self._blocking(work)
 
-    async def _fill(self, responses: Sequence[Response]) -> None:
+    async def _fill(self, responses: Sequence[Response], *, record: bool = True) -> None:
         """Compute the cache of sequences but for their last tokens; one that fails alone ends as an error."""
         longest_first = sorted(responses, key=lambda response: -response.position)
         passes: list[list[Response]] = []
@@ -187,17 +196,17 @@ class Batcher:
                 passes.append([])
             passes[-1].append(response)
         for together in passes:
-            if not await self._fill_pass(together) and len(together) > 1:
+            if not await self._fill_pass(together, record) and len(together) > 1:
                 for response in together:
-                    await self._fill_pass([response])
+                    await self._fill_pass([response], record)
 
-    async def _fill_pass(self, responses: Sequence[Response]) -> bool:
+    async def _fill_pass(self, responses: Sequence[Response], record: bool) -> bool:
         slots = [response.slot for response in responses if not response.ended]
         sequences = [response.sequence[:-1] for response in responses if not response.ended]
         if not slots:
             return True
         try:
-            await self._blocking(lambda: self._decoder.fill(slots, sequences))
+            await self._blocking(lambda: self._decoder.fill(slots, sequences, record=record))
         except Exception as error:  # The edge of the model's own code: of several prompts, each is tried alone.
             if len(slots) == 1:
                 for response in responses:
@@ -250,6 +259,10 @@ class Batcher:
             self._end(response, "length")
 
     def _end(self, response: Response, finish: Finish, error: str = "") -> None:
+        if not response.ended and response.grew:
+            experts = self._decoder.experts(response.slot, response.position)
+            if experts is not None:
+                response.chose(experts)
         response.end(finish, error)
         self._slots.leave(response)
 

@@ -1,15 +1,18 @@
 """What the native engine refuses: a request that it cannot serve, and a model that it cannot decode."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from asyncrl.collectors.engines.base import Request, Sampling
 from asyncrl.collectors.engines.decoder import Decoder
+from asyncrl.collectors.engines.expert_record import Experts, with_missing
 from asyncrl.collectors.engines.rows import MAX_STOP_IDS, Seat
 from asyncrl.collectors.engines.settings import NativeSettings
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.model.causal_lm import rounding_limit, token_logprobs
+from asyncrl.engine.model.routers import Replay, has_routers
 from asyncrl.engine.model.sketch import WINDOW, layer_kinds, vocabulary
 
 _PROMPTS = (3, WINDOW + 3)
@@ -56,7 +59,8 @@ def check_decoding(model: Any) -> None:
     """Decode two prompts of different lengths together; ConfigError if a log-probability is not the model's own.
 
     The model's own is that of one pass over the whole sequence, as transformers computes it. In float32 the largest
-    difference may be 0.001; in less precise types, whose rounding alone makes more, the mean may be 0.2.
+    difference may be 0.001; in less precise types, whose rounding alone makes more, the mean may be 0.2. The experts of
+    a mixture are those that decoding chose: two that are nearly tied change places by rounding.
     """
     name = f"{getattr(model.config, 'model_type', '')} ({type(model).__name__}, layers: {layer_kinds(model)})"
     random = torch.Generator().manual_seed(0)
@@ -64,10 +68,10 @@ def check_decoding(model: Any) -> None:
     dtype = next(model.parameters()).dtype
     own = getattr(model.config, "_attn_implementation", None)
     try:
-        sequences, decoded = _decode(model, prompts)
+        sequences, decoded, experts = _decode(model, prompts)
         gaps = [
-            (_whole(model, sequence, len(prompt)) - torch.tensor(logprobs)).abs()
-            for sequence, prompt, logprobs in zip(sequences, prompts, decoded, strict=True)
+            (_whole(model, sequence, len(prompt), chosen) - torch.tensor(logprobs)).abs()
+            for sequence, prompt, logprobs, chosen in zip(sequences, prompts, decoded, experts, strict=True)
         ]
     except ConfigError:
         raise
@@ -86,24 +90,36 @@ def check_decoding(model: Any) -> None:
         )
 
 
-def _decode(model: Any, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
-    length = max(_PROMPTS) + _NEW_TOKENS
-    decoder = Decoder(model, NativeSettings(rows=len(prompts), length=length, cache_bytes=2**62, graphs=False))
+def _decode(
+    model: Any, prompts: list[list[int]]
+) -> tuple[list[list[int]], list[list[float]], Sequence[Experts | None]]:
+    length, routed = max(_PROMPTS) + _NEW_TOKENS, has_routers(model)
+    settings = NativeSettings(rows=len(prompts), length=length, cache_bytes=2**62, graphs=False, experts=routed)
+    decoder = Decoder(model, settings)
     decoder.fill(range(len(prompts)), [prompt[:-1] for prompt in prompts])
     sampling = Sampling(_NEW_TOKENS)
     decoder.seat([Seat(i, prompt[-1], len(prompt) - 1, 0, sampling, i) for i, prompt in enumerate(prompts)])
     tokens, logprobs = decoder.burst(len(prompts), length, steps=_NEW_TOKENS, filtered=False).read()
-    return [[*prompt, *made] for prompt, made in zip(prompts, tokens, strict=True)], logprobs
+    sequences = [[*prompt, *made] for prompt, made in zip(prompts, tokens, strict=True)]
+    experts = [decoder.experts(slot, len(sequence) - 1) for slot, sequence in enumerate(sequences)]
+    decoder.close()
+    return sequences, logprobs, experts
 
 
 @torch.inference_mode()
-def _whole(model: Any, sequence: list[int], prompt_tokens: int) -> torch.Tensor:
+def _whole(model: Any, sequence: list[int], prompt_tokens: int, experts: Experts | None) -> torch.Tensor:
     """Return log-probabilities of a sequence's tokens behind its prompt, in one pass, by the model's own attention."""
     ours = model.config._attn_implementation
     model.set_attn_implementation("eager")
+    replay = None if experts is None else Replay(model)
     try:
+        if replay is not None and experts is not None:
+            given = torch.from_numpy(with_missing(experts, len(sequence))).long()
+            replay.take(given.to(next(model.parameters()).device))
         ids = torch.tensor([sequence], device=next(model.parameters()).device)
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0]
     finally:
+        if replay is not None:
+            replay.close()
         model.set_attn_implementation(ours)
     return token_logprobs(logits[prompt_tokens - 1 : -1], ids[0, prompt_tokens:], 1.0).cpu()

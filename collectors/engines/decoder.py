@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from asyncrl.collectors.engines.attention import MaskPlan, decode_in, use_slots
+from asyncrl.collectors.engines.expert_record import ExpertRecord, Experts
 from asyncrl.collectors.engines.fused import FusedModel
 from asyncrl.collectors.engines.graphs import Step, StepGraphs
 from asyncrl.collectors.engines.rows import Rows, Seat
@@ -18,6 +19,7 @@ from asyncrl.collectors.engines.sampler import keep, sample
 from asyncrl.collectors.engines.settings import NativeSettings
 from asyncrl.collectors.engines.slot_cache import Shape, ShapeProbe, SlotCache, slots_within
 from asyncrl.engine.errors import ConfigError
+from asyncrl.engine.model.off_load import OffLoad
 
 _ALIGN = 8
 """Positions: kernels take a mask as it is if its lines are a multiple of this long, and copy it per layer else."""
@@ -58,6 +60,7 @@ class Decoder:
         self._device, self._dtype = parameter.device, parameter.dtype
         known = inspect.signature(model.forward).parameters
         # transformers renames it between versions, and models differ in the order of their arguments.
+        self._experts: ExpertRecord | None = None
         self._cache_keyword = "cache" if "cache" in known else "past_key_values"
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
         self._masks = MaskPlan(model.config)
@@ -85,34 +88,77 @@ class Decoder:
             self._chosen = torch.zeros(self.slots, dtype=torch.int64, device=self._device)
             self._logprobs = torch.zeros(self.slots, device=self._device)
         decode_in(model, self._cache)
+        if settings.experts:
+            self._experts = ExpertRecord(model, slots=self.slots, length=self.length, device=self._device)
         # The model alone: Inductor cannot compile the sampler's sum over a large vocabulary (torch 2.11).
         self._fused = fuse(model) if settings.compiled else None
         self._graphed = settings.graphs and self._device.type == "cuda"
-        self._run_step: Step = StepGraphs(self._step, self._rows) if self._graphed else self._step
+        self._graphs = StepGraphs(self._step, self._rows) if self._graphed else None
+        self._run_step: Step = self._graphs or self._step
+        self._weights = OffLoad(self._device)
 
     @torch.inference_mode()
-    def fill(self, slots: Sequence[int], sequences: Sequence[Sequence[int]]) -> None:
-        """Compute keys and values of whole sequences, each into its slot, in one pass."""
+    def fill(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], *, record: bool = True) -> None:
+        """Compute keys and values of whole sequences, each into its slot, in one pass.
+
+        Without `record` the experts that are recorded of them stay.
+        """
         longest = max(map(len, sequences))
         ids = np.zeros((len(sequences), longest), dtype=np.int64)
         for i, sequence in enumerate(sequences):
             ids[i, : len(sequence)] = sequence
-        self._cache.fill(self._rows.send(np.array(slots)))
+        index = self._rows.send(np.array(slots))
+        self._cache.fill(index)
         positions = self._columns[None, :longest].expand(len(sequences), -1)
         masks = self._masks.whole(longest, self._dtype, self._device)
+        if self._experts is not None and record:
+            self._experts.write_to(index, positions)
         self._forward(self._model, self._rows.send(ids), masks, positions)
 
     @torch.inference_mode()
     def share(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy the first `length` cached positions of slots to others."""
-        self._cache.copy(self._rows.send(np.array(sources)), self._rows.send(np.array(targets)), length)
+        self._copy(self._rows.send(np.array(sources)), self._rows.send(np.array(targets)), length)
 
     @torch.inference_mode()
     def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Have sequences go on in other slots."""
         at, to = self._rows.send(np.array(sources)), self._rows.send(np.array(targets))
-        self._cache.copy(at, to, length)
+        self._copy(at, to, length)
         self._rows.copy(at, to)
+
+    @torch.inference_mode()
+    def experts(self, slot: int, tokens: int) -> Experts | None:
+        """Return the experts chosen for a slot's first `tokens`; None if they are not recorded."""
+        return None if self._experts is None else self._experts.read(slot, tokens)
+
+    def close(self) -> None:
+        """Have the model's routers record no more."""
+        if self._experts is not None:
+            self._experts.close()
+
+    def leave(self, slots: int, length: int) -> None:
+        """Move the weights to the host's memory, with what the first `slots` have cached up to `length`."""
+        if self._graphs is not None:
+            self._graphs.forget()
+        self._cache.leave(slots, length)
+        self._weights.leave([*self._model.parameters(), *self._model.buffers()])
+
+    @torch.inference_mode()
+    def come_back(self) -> None:
+        """Bring the weights and the cache back to the device."""
+        with torch.inference_mode(mode=False):  # A weight of inference mode could never be written to outside of it.
+            self._weights.come_back()
+        self._cache.come_back()
+
+    @property
+    def device_bytes(self) -> int:
+        """What weights and cache take of the device now."""
+        if self._weights.is_away:
+            return 0
+        weights: dict[int, int] = {id(weight): weight.nbytes for weight in self._model.parameters()}
+        of_cache: int = self._cache.bytes
+        return sum(weights.values()) + of_cache
 
     @torch.inference_mode()
     def seat(self, seats: Sequence[Seat]) -> None:
@@ -154,6 +200,8 @@ class Decoder:
         state = self._rows
         positions = state.positions(rows)
         self._cache.decode(self._slot_index[:rows], positions, window)
+        if self._experts is not None:
+            self._experts.write_to(self._slot_index[:rows], positions[:, None])
         # A compiled program takes one shape: attention leaves out what the window does.
         columns = self._columns[:window] if self._fused is None else self._columns
         masks = self._masks.token(positions, columns, self._dtype)
@@ -164,6 +212,11 @@ class Decoder:
         self._chosen[:rows] = state.advance(chosen)
         self._logprobs[:rows] = logprobs
 
+    def _copy(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
+        self._cache.copy(sources, targets, length)
+        if self._experts is not None:
+            self._experts.copy(sources, targets, length)
+
     def _forward(self, model: Any, ids: torch.Tensor, masks: Any, positions: torch.Tensor) -> torch.Tensor:
         out = model(
             input_ids=ids,
@@ -173,6 +226,8 @@ class Decoder:
             **{self._cache_keyword: self._cache},
             **self._last_only,
         )
+        if self._experts is not None:
+            self._experts.stop()
         logits: torch.Tensor = out.logits[:, -1]
         return logits
 

@@ -45,6 +45,11 @@ class StepGraphs:
         else:
             self._step(rows, window, filtered)
 
+    def forget(self) -> None:
+        """Capture anew when next needed: weights or cache are to lie elsewhere."""
+        self._graphs.clear()
+        self._pool = None
+
     def _warm_up(self, rows: int, window: int, filtered: bool) -> None:
         # Warm-up steps are real ones: what they made of the rows must not stay. The cache's positions that they
         # write are written again, to the same values, by the step itself.

@@ -1,10 +1,10 @@
 """The native engine: a transformers model that decodes in this process, by continuous batching over a static cache.
 
 Invariants: weights are swapped between two bursts, staged before; each burst is of one version, which every token of it
-is stamped with; a batch that is to be exact has no update within it.
+is stamped with; a batch that is to be exact has no update within it, and no sleep.
 
 ```
-generate ─▶ queue ─▶ run: control (update, reset, pause) ─▶ admit ─▶ burst ─▶ chunks and results
+generate ─▶ queue ─▶ run: control (sleep, update, reset, pause) ─▶ admit ─▶ burst ─▶ chunks and results
 ```
 """
 
@@ -76,6 +76,8 @@ class NativeEngine:
         self._updating: int | None = None
         self._pause: InFlight | None = None
         self._halted = False
+        self._sleep: Cache | None = None
+        self._asleep = self._stale_cache = False
         self._serving = False
         self._over = ""
         self._failures = 0
@@ -163,6 +165,16 @@ class NativeEngine:
         self._changed.notify()
         await checkpoint()
 
+    async def sleep(self, cache: Cache = "keep") -> None:
+        self._sleep = self._sleep or cache
+        self._changed.notify()
+        await self._settled(lambda: self._asleep or self._sleep is None, "sleep")
+
+    async def wake(self) -> None:
+        self._sleep = None
+        self._changed.notify()
+        await self._settled(lambda: not self._asleep or self._sleep is not None, "wake")
+
     async def update_weights(self, version: int, state: Mapping[str, Any], cache: Cache = "keep") -> Update:
         if self._updating is not None:
             raise VersionError(f"update to version {version} while {self._updating} is under way")
@@ -240,14 +252,20 @@ class NativeEngine:
             raise GenerationError(f"{what}: {self._over}")
 
     async def _turn(self) -> None:
-        if self._controllable():
+        if self._movable():
+            await self._move()
+        elif self._controllable():
             await self._apply(self._controls.popleft())
-        elif self._pause is not None and (self._pause != "drain" or self._drained()):
+        elif self._asleep:
+            self._halted = self._stands_still()
+            self._changed.notify()
+            await self._until(lambda: self._movable() or self._controllable() or self._halted != self._stands_still())
+        elif self._stands_still():
             await self._batcher.catch_up()
             self._halted = True
             self._watch.turn(paused=True)
             self._changed.notify()
-            await self._until(lambda: not self._halted or self._controllable())
+            await self._until(lambda: not self._halted or self._movable() or self._controllable())
             self._watch.turn(paused=False)
         else:
             self._watch.turn(busy=self._batcher.ready)
@@ -257,7 +275,23 @@ class NativeEngine:
             else:
                 self._watch.turn(busy=False)
                 await self._batcher.catch_up()
-                await self._until(lambda: bool(self._controls or self._pause or self._batcher.ready))
+                await self._until(lambda: bool(self._controls or self._pause or self._batcher.ready) or self._movable())
+
+    async def _move(self) -> None:
+        """Leave the device, or come back to it."""
+        await self._batcher.catch_up()
+        self._watch.turn(paused=True)
+        if self._sleep is not None:
+            self._stale_cache = self._sleep == "recompute"
+            await self._batcher.leave(keep=not self._stale_cache)
+            self._asleep = True
+        else:
+            await self._batcher.come_back()
+            self._asleep = False
+            if self._stale_cache:
+                await self._batcher.refill()
+            self._watch.turn(paused=self._halted)
+        self._changed.notify()
 
     async def _advance(self) -> None:
         try:
@@ -277,18 +311,27 @@ class NativeEngine:
         if control.staged is not None:
             await self._blocking(control.staged.swap)
             self._version = control.version
-        if control.cache == "recompute":
+        if control.cache == "recompute" and self._asleep:
+            self._stale_cache = True
+        elif control.cache == "recompute":
             await self._batcher.refill()
         else:
             self._batcher.forget()
         control.pause_s = anyio.current_time() - started
-        self._watch.turn(paused=self._halted)
+        self._watch.turn(paused=self._halted or self._asleep)
         control.done = True
         self._changed.notify()
 
     def _controllable(self) -> bool:
         """Say whether something is to be done between two bursts, and may be: not within a batch that is exact."""
         return bool(self._controls) and not self._batcher.apart
+
+    def _movable(self) -> bool:
+        """Say whether the engine is to leave its device, or to come back: not within a batch that is exact."""
+        return self._asleep != (self._sleep is not None) and not self._batcher.apart
+
+    def _stands_still(self) -> bool:
+        return self._pause is not None and (self._pause != "drain" or self._drained())
 
     def _drained(self) -> bool:
         return not self._batcher.running and not self._batcher.apart

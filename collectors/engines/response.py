@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import anyio
 
 from asyncrl.collectors.engines.base import Chunk, Finish, Request, Result, Sampling, Spans
+from asyncrl.collectors.engines.expert_record import Experts, joined, with_missing
 
 Span = tuple[int, int, int]
 
@@ -31,6 +32,7 @@ class Response:
         self._logprobs = list(done.logprobs) if done else []
         self._spans = list(done.spans) if done else []
         self._sent = len(self._tokens)
+        self._experts = done.experts if done else None
         self._result: Result | None = None
         self._changed = anyio.Event()
 
@@ -79,11 +81,24 @@ class Response:
         if self.request.stream:
             self._notify()
 
+    def chose(self, experts: Experts) -> None:
+        """Take what was chosen for all tokens but the last, which no pass has taken; what is known stays as it is."""
+        done = self.request.done
+        tokens = len(self.request.prompt_ids) + self.made
+        before = tokens - self.made + len(done.token_ids) - 1 if done else 0
+        self._experts = joined(self._experts, with_missing(experts, tokens), before)
+
+    @property
+    def grew(self) -> bool:
+        """Whether it has tokens that an earlier attempt had not."""
+        return self.made > (len(self.request.done.token_ids) if self.request.done else 0)
+
     def end(self, finish: Finish, error: str = "") -> None:
         """Make the result; only the first end counts."""
         if self._result is not None:
             return
-        self._result = Result(tuple(self._tokens), tuple(self._logprobs), tuple(self._spans), finish, error)
+        tokens, logprobs, spans = tuple(self._tokens), tuple(self._logprobs), tuple(self._spans)
+        self._result = Result(tokens, logprobs, spans, finish, error, self._experts)
         self._notify()
 
     async def items(self) -> AsyncGenerator[Chunk | Result, None]:

@@ -1,7 +1,8 @@
 """The key-value cache of all slots, allocated once: each row writes behind its own tokens.
 
 Invariant: a slot's positions below its row's are those of its own sequence; what lies above is never attended to, and
-is overwritten before it is. Tensors keep their addresses, so that a captured graph stays valid.
+is overwritten before it is. Tensors keep their addresses, so that a captured graph stays valid, until the cache leaves
+its device.
 """
 
 from collections.abc import Mapping
@@ -39,23 +40,52 @@ class SlotCache(Cache):  # type: ignore[misc]
         self, shapes: Mapping[int, Shape], *, slots: int, length: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__(layers=[])
+        self._shapes = dict(shapes)
+        self._slots, self._length = slots, length
+        self._dtype, self._device = dtype, device
         self._keys: dict[int, torch.Tensor] = {}
         self._values: dict[int, torch.Tensor] = {}
         self._stacks: list[torch.Tensor] = []
-        for shape in dict.fromkeys(shapes.values()):
-            layers = [layer for layer, found in shapes.items() if found == shape]
+        self._away: list[torch.Tensor] = []
+        self._allocate()
+        self._filling: torch.Tensor | None = None
+        self._rows = torch.empty(0)
+        self._positions = torch.empty(0)
+        self._window = 0
+
+    def _allocate(self) -> None:
+        for shape in dict.fromkeys(self._shapes.values()):
+            layers = [layer for layer, found in self._shapes.items() if found == shape]
             heads, *widths = shape
+            # Zeros: what is never attended to is still multiplied, and must be a number.
             keys, values = (
-                torch.zeros(len(layers), slots, heads, length, width, dtype=dtype, device=device) for width in widths
+                torch.zeros(
+                    len(layers), self._slots, heads, self._length, width, dtype=self._dtype, device=self._device
+                )
+                for width in widths
             )
             # Layers of one shape lie in one tensor: copying a slot is then one operation, not one per layer.
             self._stacks += [keys, values]
             for i, layer in enumerate(layers):
                 self._keys[layer], self._values[layer] = keys[i], values[i]
-        self._filling: torch.Tensor | None = None
-        self._rows = torch.empty(0)
-        self._positions = torch.empty(0)
-        self._window = 0
+
+    def leave(self, slots: int, length: int) -> None:
+        """Free the device's memory; what the first `slots` hold below position `length` goes to the host's."""
+        length = min(length, self._length)
+        self._away = [_copied(stack, slots, length) for stack in self._stacks]
+        self._stacks, self._keys, self._values = [], {}, {}
+
+    def come_back(self) -> None:
+        """Allocate the cache again, and put in what went to the host's memory."""
+        self._allocate()
+        for stack, away in zip(self._stacks, self._away, strict=True):
+            stack[:, : away.shape[1], :, : away.shape[3]] = away
+        self._away = []
+
+    @property
+    def bytes(self) -> int:
+        """What it takes of its device now."""
+        return sum(stack.nbytes for stack in self._stacks)
 
     @staticmethod
     def token_bytes(shapes: Mapping[int, Shape], dtype: torch.dtype) -> int:
@@ -97,6 +127,16 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Copy the first `length` positions of slots `sources` to `targets`, which are none of them."""
         for stack in self._stacks:
             stack[:, targets, :, :length] = stack[:, sources, :, :length]
+
+
+def _copied(stack: torch.Tensor, slots: int, length: int) -> torch.Tensor:
+    """Copy the first `length` positions of the first `slots` to the host's memory."""
+    shape = (stack.shape[0], slots, stack.shape[2], length, stack.shape[4])
+    away = torch.empty(shape, dtype=stack.dtype, pin_memory=stack.is_cuda)
+    # Layer by layer: a part of a tensor is first gathered on the device, which may have little room left.
+    for to, layer in zip(away, stack, strict=True):
+        to.copy_(layer[:slots, :, :length])
+    return away
 
 
 def slots_within(cache_bytes: int, *, length: int, token_bytes: int, rows: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import anyio
 import numpy as np
 
-from asyncrl.collectors.engines.base import Result
+from asyncrl.collectors.engines.base import Cache, Result
 from asyncrl.collectors.environments.conversation import Respond
 from asyncrl.collectors.environments.lockstep import Batch, Lockstep, Place
 from asyncrl.collectors.environments.transcript import with_common_prompt
@@ -79,6 +79,12 @@ class EnvironmentGenerator:
 
     async def update_weights(self, version: int, state: State) -> Any:
         return await self._engine.update_weights(version, state)
+
+    async def sleep(self, cache: Cache) -> None:
+        await self._engine.sleep(cache)
+
+    async def wake(self) -> None:
+        await self._engine.wake()
 
     async def stats(self) -> dict[str, Any]:
         return await self._engine.stats()

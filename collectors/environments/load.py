@@ -11,8 +11,10 @@ from asyncrl.collectors.environments.builtin.calculator import Calculator
 from asyncrl.collectors.environments.builtin.guess import Guess
 from asyncrl.collectors.environments.builtin.reasoning_gym import SecondChance
 from asyncrl.collectors.environments.tools import Tool
+from asyncrl.collectors.environments.verifiers.environment import Verifiers
 from asyncrl.collectors.tasks.load import user_code
 from asyncrl.configs.objects import load_object
+from asyncrl.configs.parameters import check_parameters
 from asyncrl.engine.errors import ConfigError
 
 BUILT_IN: Mapping[str, type[Environment]] = {
@@ -20,12 +22,14 @@ BUILT_IN: Mapping[str, type[Environment]] = {
     "calculator": Calculator,
     "guess": Guess,
     "reasoning_gym": SecondChance,
+    "verifiers": Verifiers,
 }
 
 
 def load_environment(name: str, options: Mapping[str, Any]) -> Environment:
     """Build an environment; ConfigError if its name is unknown, it is not one, or its options or tools do not fit."""
     kind = _class(name)
+    check_parameters(f"environment.options of {name}", kind, options, explained=" (docs/environments.md)")
     with user_code(f"environment.options {dict(options)} do not fit {name}"):
         environment: Environment = kind(**options)
     if environment.extras:
@@ -46,7 +50,7 @@ def _class(name: str) -> type[Environment]:
             f"environment.name is {name!r}{hint}; it must be one of {', '.join(BUILT_IN)}, or module:Class of your own"
         )
     if not (inspect.isclass(found) and issubclass(found, Environment)):
-        raise ConfigError(f"environment.name {name} is {found!r}, not a subclass of Environment")
+        raise ConfigError(f"environment.name {name} is a {type(found).__name__}, not a subclass of Environment")
     for method in ("reset", "step"):
         if not inspect.iscoroutinefunction(getattr(found, method)):
             raise ConfigError(f"environment.name {name}: {method} must be async (async def {method})")

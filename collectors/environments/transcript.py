@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from asyncrl.collectors.engines.base import Result
+from asyncrl.collectors.engines.expert_record import Experts, joined, with_missing
 from asyncrl.collectors.engines.response import join_spans
 from asyncrl.collectors.generators.base import Completion
 from asyncrl.collectors.outcome import Outcome
@@ -27,6 +28,7 @@ class Transcript:
         self._logprobs: list[float] = []
         self._spans: list[tuple[int, int, int]] = []
         self._generated: list[tuple[int, int]] = []
+        self._experts: Experts | None = None
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -56,6 +58,10 @@ class Transcript:
         self._logprobs += result.logprobs
         shifted = [(version, first + begin, first + end) for version, begin, end in result.spans]
         self._spans = join_spans(self._spans, shifted)
+        if result.experts is not None:
+            # A later turn's prompt was routed again; earlier tokens were sampled with the first choice.
+            known = 0 if self._experts is None else len(self._experts) - 1
+            self._experts = joined(self._experts, result.experts, known)
         if result.token_ids:
             self._generated.append((first, len(self._ids)))
 
@@ -77,6 +83,7 @@ class Transcript:
             generated=tuple(self._generated),
             outcome=outcome,
             prompt_ids=self._prompt if with_prompt else None,
+            experts=None if self._experts is None else with_missing(self._experts, len(self.ids)),
         )
 
 

@@ -2,12 +2,16 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from asyncrl.collectors.outcome import Outcome
 from asyncrl.engine.records import Prompt
 from asyncrl.engine.weights.base import State
+
+if TYPE_CHECKING:
+    from asyncrl.collectors.engines.base import Cache
+    from asyncrl.collectors.engines.expert_record import Experts
 
 
 def _nothing(decoding: bool) -> None:
@@ -48,7 +52,8 @@ class Completion:
     `spans` tile the tokens: (version, first, end). `finished` is False when a limit cut it. `generated` has the places
     [first, end) of tokens that were sampled, if others stand between them, whose log-probability is given as 0.
     `outcome` is that of an environment; None: it is to be scored. `prompt_ids` is what it was asked with, if an agent
-    wrote that in place of the group's prompt; those of a group are the same.
+    wrote that in place of the group's prompt; those of a group are the same. `experts` has a row for each token of
+    prompt and response, where the engine records what its routers chose.
     """
 
     token_ids: tuple[int, ...]
@@ -58,6 +63,7 @@ class Completion:
     generated: tuple[tuple[int, int], ...] | None = None
     outcome: Outcome | None = None
     prompt_ids: tuple[int, ...] | None = None
+    experts: "Experts | None" = field(default=None, compare=False)
 
     @property
     def sampled_ids(self) -> tuple[int, ...]:
@@ -93,6 +99,12 @@ class Generator(Protocol):
 
     async def update_weights(self, version: int, state: State) -> Any:
         """Swap all weights; return once the new ones are in force, with what it took where the generator knows."""
+
+    async def sleep(self, cache: "Cache") -> None:
+        """Return once nothing is generated, and the device's memory is free; see `SleepingEngine`."""
+
+    async def wake(self) -> None:
+        """Return once the device is in use again; what was begun goes on."""
 
     async def stats(self) -> dict[str, Any]:
         """Return the version in force, and what it knows of the figures of `EngineStats`, by their names."""

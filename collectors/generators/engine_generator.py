@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import anyio
 
-from asyncrl.collectors.engines.base import Engine, GroupEngine, Request, Result, Sampling, Update
+from asyncrl.collectors.engines.base import Cache, Engine, GroupEngine, Request, Result, Sampling, Update
 from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.engine.errors import GenerationError
 from asyncrl.engine.weights.base import State
@@ -72,13 +72,19 @@ class EngineGenerator:
             if result.finish in ("error", "abort"):
                 raise GenerationError(f"decoding it failed: {result.error or 'the engine aborted it'}")
         return [
-            Completion(result.token_ids, result.logprobs, result.spans, finished=result.finish == "stop")
+            Completion(
+                result.token_ids,
+                result.logprobs,
+                result.spans,
+                finished=result.finish == "stop",
+                experts=result.experts,
+            )
             for result in results
         ]
 
     async def update_weights(self, version: int, state: State) -> Update:
         if self._on_update in ("keep", "recompute"):
-            cache: Literal["keep", "recompute"] = "keep" if self._on_update == "keep" else "recompute"
+            cache: Cache = "keep" if self._on_update == "keep" else "recompute"
             return await self._engine.update_weights(version, state, cache)
         try:
             await self._engine.pause("abort")
@@ -87,6 +93,15 @@ class EngineGenerator:
             # Left paused, the engine would never serve again: also if this call is given up while it still halts.
             with anyio.CancelScope(shield=True):
                 await self._engine.resume()
+
+    async def sleep(self, cache: Cache) -> None:
+        if self._groups is None:
+            raise GenerationError("an engine outside of the collector's process does not leave its device")
+        await self._groups.sleep(cache)
+
+    async def wake(self) -> None:
+        if self._groups is not None:
+            await self._groups.wake()
 
     async def stats(self) -> dict[str, Any]:
         stats = await self._engine.stats()

@@ -15,6 +15,7 @@ import anyio
 import numpy as np
 import torch
 
+from asyncrl.collectors.engines.base import Cache
 from asyncrl.collectors.engines.stopwatch import Stopwatch
 from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.configs.sections.fields import MIN_TEMPERATURE
@@ -22,6 +23,7 @@ from asyncrl.engine.aio.blocking import Blocking
 from asyncrl.engine.aio.signal import Signal
 from asyncrl.engine.errors import GenerationError, VersionError
 from asyncrl.engine.model.causal_lm import token_logprobs
+from asyncrl.engine.model.off_load import OffLoad
 from asyncrl.engine.weights.base import State
 
 
@@ -81,13 +83,18 @@ class TorchGenerator:
         self._running = 0
         self._update: _Update | None = None
         self._changed = Signal()
+        self._away = OffLoad(self._device)
+        self._sleeps = self._asleep = False
         self._version = 0
         self._tokens = 0
         self._watch = Stopwatch()
 
     async def run(self) -> None:
         while True:
-            await self._changed.wait_until(lambda: bool(self._waiting) or self._update is not None)
+            await self._changed.wait_until(self._has_work)
+            if self._asleep != self._sleeps:
+                await self._move()
+                continue
             if self._update is not None:
                 await self._swap(self._update)
                 continue
@@ -135,6 +142,17 @@ class TorchGenerator:
         if update.error is not None:
             raise VersionError(f"version {version} was not loaded: {update.error}") from update.error
 
+    async def sleep(self, cache: Cache) -> None:
+        """The batch that decodes ends first; there is no cache between two."""
+        self._sleeps = True
+        self._changed.notify()
+        await self._changed.wait_until(lambda: self._asleep or not self._sleeps)
+
+    async def wake(self) -> None:
+        self._sleeps = False
+        self._changed.notify()
+        await self._changed.wait_until(lambda: not self._asleep or self._sleeps)
+
     async def stats(self) -> dict[str, Any]:
         busy_s, paused_s = self._watch.read()
         return {
@@ -146,6 +164,18 @@ class TorchGenerator:
             "paused_s": paused_s,
             "version": self._version,
         }
+
+    def _has_work(self) -> bool:
+        able = bool(self._waiting) and not self._asleep
+        return able or self._update is not None or self._asleep != self._sleeps
+
+    async def _move(self) -> None:
+        """Leave the device, or come back to it."""
+        leaves, weights = self._sleeps, [*self._model.parameters(), *self._model.buffers()]
+        await self._blocking(lambda: self._away.leave(weights) if leaves else self._away.come_back())
+        self._asleep = leaves
+        self._watch.turn(paused=self._asleep)
+        self._changed.notify()
 
     async def _serve(self, batch: Sequence[_Waiting]) -> None:
         requests = [waiting.request for waiting in batch]
@@ -179,7 +209,7 @@ class TorchGenerator:
             self._version = update.version
         except Exception as error:  # The updater's error: the generator serves on with what it has.
             update.error = error
-        self._watch.turn(paused=False)
+        self._watch.turn(paused=self._asleep)
         # A caller that gave up has made room, perhaps for the next update.
         if self._update is update:
             self._update = None

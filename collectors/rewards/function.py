@@ -31,9 +31,12 @@ class Kind:
         """Return the kind of a function, or of a class whose objects are called; ConfigError, naming what it takes."""
         call, skipped = _call_of(target, what), inspect.isclass(target)
         try:
-            parameters = list(inspect.signature(call).parameters.values())[skipped:]
+            signature = inspect.signature(call)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{what}: its parameters cannot be read: {error}") from error
+        if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+            raise ConfigError(f"{what} is a generator, because it has a yield; a reward must return a number")
+        parameters = list(signature.parameters.values())[skipped:]
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         names = tuple(p.name for p in positional)
         of_group = names[:2] == OF_GROUP
@@ -41,8 +44,11 @@ class Kind:
         # More of a function's are the configuration's to give; an object has had them in its constructor.
         more = [p.name for p in positional[2 + takes_rewards :] if p.default is p.empty] if skipped else []
         if names[:2] not in (ALONE, OF_GROUP) or more:
+            # As it was written, with its stars: (*, prompt, response) is not (prompt, response).
+            plain = [p.replace(annotation=p.empty) for p in parameters]
+            taken = signature.replace(parameters=plain, return_annotation=signature.empty)
             raise ConfigError(
-                f"{what} takes ({', '.join(p.name for p in parameters)}); a reward takes (prompt, response), or "
+                f"{what} takes {taken}; a reward takes (prompt, response), or "
                 "(prompt, responses) or (prompt, responses, rewards) to judge a whole group at once, under these names"
             )
         asynchronous = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)

@@ -8,10 +8,12 @@ from asyncrl.configs.sections.fields import Count, Seconds, Section
 class EnvironmentSection(Section):
     name: str | None
     """`calculator`, `guess`, `reasoning_gym`, or `module:Class` (also `file.py:Class`) of your own environment, which
-    answers the model's turns and says what they are worth; `agent`: a function that asks the model over HTTP; null: a
-    sample is one response, which the task or rewards score."""
+    answers the model's turns and says what they are worth; `agent`: a function that asks the model over HTTP;
+    `verifiers`: an environment of the package verifiers; null: a sample is one response, which the task or rewards
+    score."""
     options: dict[str, Any]
-    """Keyword arguments of the environment's class; of `agent` its `function`, `module:function`."""
+    """Keyword arguments of the environment's class; of `agent` its `function`, `module:function`; of `verifiers` its
+    `taskset`, and what else verifiers' own `[env]` takes (docs/environments.md)."""
     max_turns: Count
     """A sample ends after so many turns of the model, as truncated. The longest turn is `rollout.max_new_tokens`."""
     max_tokens: Count
@@ -27,5 +29,5 @@ class EnvironmentSection(Section):
 
     @property
     def is_agent(self) -> bool:
-        """Whether a function of the user's asks the model, which writes its own messages."""
-        return self.name == "agent"
+        """Whether what asks the model is a function of the user's or of `verifiers`, which writes its own messages."""
+        return self.name in ("agent", "verifiers")

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from asyncrl.configs.sections.fields import Count, Seconds, Section
+from asyncrl.configs.sections.fields import Count, Place, Seconds, Section, named
 from asyncrl.configs.sections.task import DataSet
 
 
@@ -15,14 +15,14 @@ class Evaluation(Section):
     """With `every`, evaluate version 0 too."""
     at_end: bool
     """With `every`, evaluate the last version too, once training is done."""
-    path: str | None
+    path: Place | None
     """Evaluation prompts from one data set, as in `data.path`, with the columns and formats of `data`; null: `sets`, or
     the records that `data.holdout` holds out, or the evaluation prompts of the task."""
     split: str | None
     """Split of `path`, for a data set of `datasets` that has several."""
-    sets: list[DataSet]
-    """Several evaluation data sets. Each entry has `path`, and may have `name` (default: that of the file, without its
-    ending) and `split`."""
+    sets: list[Annotated[DataSet, named("path", "{path: a.jsonl, name: b}")]]
+    """Several evaluation data sets. Each entry is a path alone, or has `path`, and may have `name` (default: that of
+    the file, without its ending) and `split`."""
     max_prompts: Count | None
     """Evaluate at most so many prompts: the same ones every time, of each data set in turn; null: all."""
     samples: Annotated[int, Field(ge=1, le=100_000)]
@@ -41,3 +41,8 @@ class Evaluation(Section):
     one after those of the ranks and collectors, in turn."""
     timeout_s: Seconds
     """An evaluation that takes longer is given up and counted as failed; training goes on."""
+
+    @property
+    def given(self) -> bool:
+        """Whether evaluations have data sets of their own."""
+        return self.path is not None or bool(self.sets)

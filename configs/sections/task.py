@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from asyncrl.configs.sections.fields import Count, Factor, Section, Text, named, switch
+from asyncrl.configs.sections.fields import Count, Factor, Place, Section, Text, named, switch
 
 
 class Task(Section):
@@ -24,7 +24,7 @@ class Task(Section):
 class DataSet(Section):
     """One entry of `data.sets`; what it leaves out is None."""
 
-    path: Text
+    path: Place
     name: Text | None = None
     weight: Factor | None = None
     split: str | None = None
@@ -42,7 +42,7 @@ def _shots(value: Any) -> Any:
 
 
 class Data(Section):
-    path: Text | None
+    path: Place | None
     """Prompts from one data set: a file (.jsonl, .parquet), a folder that `datasets` saved, or the name of a data set
     in its cache; null: the task lists its own prompts, or `sets` has several."""
     split: str | None

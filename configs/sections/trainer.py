@@ -18,8 +18,29 @@ from asyncrl.configs.sections.fields import (
 
 
 class Trainer(Section):
+    backend: Literal["torch", "megatron"]
+    """What trains. `torch`: each rank holds a whole replica of the model, as transformers has it; `megatron`:
+    Megatron-LM's model and optimizer, which divide a replica over ranks (docs/megatron.md; scripts/install
+    megatron)."""
     ranks: Few
-    """Data-parallel ranks."""
+    """Processes that train. Each replica of the model takes `tensor_parallel` times `pipeline_parallel` of them; the
+    replicas share a batch."""
+    sharding: Literal["none", "full", "hybrid"]
+    """With the backend torch, who keeps what. `none`: every rank keeps the whole model. `full`: weights, gradients and
+    moments are cut into one part per rank (FSDP2), and a layer is whole only while it runs. `hybrid`: groups of
+    `shard_ranks` ranks keep a model each."""
+    shard_ranks: Few | None
+    """With `sharding: hybrid`, how many ranks keep a model together, such as those of one host. They are ranks in a
+    row: with 2 the ranks 0 and 1, then 2 and 3. It divides `ranks`, and is neither 1 nor all of them."""
+    tensor_parallel: Few
+    """Ranks over which each matrix of a layer is divided. More than 1 needs the backend megatron."""
+    pipeline_parallel: Few
+    """Ranks over which the layers are divided, each a stage. More than 1 needs the backend megatron."""
+    expert_parallel: Few
+    """Replicas over which the experts of a mixture are divided; each keeps a whole of the rest. More than 1 needs the
+    backend megatron."""
+    context_parallel: Few
+    """Ranks over which each sample is divided. Only 1 is accepted: Megatron needs Transformer Engine for more."""
     micro_batch_tokens: Count
     """Token budget of one micro-batch."""
     forward_tokens: Count | None
@@ -38,8 +59,8 @@ class Trainer(Section):
     model."""
     fetch_policy: Literal["independent", "leader", "auto"]
     """How ranks that share one replica get their rows. `independent`: each reads; `leader`: the leader reads and
-    broadcasts; `auto`: `leader` if there are such siblings. Only `auto` is accepted: each rank of the PyTorch backend
-    holds a whole replica."""
+    broadcasts; `auto`: `leader` if there are such siblings. Without them (`tensor_parallel` and `pipeline_parallel` 1)
+    only `auto` is accepted."""
     align: Count
     """Pad each sample's length to a multiple of this many tokens, as tensor and context parallel ranks need."""
     balance: bool
@@ -52,11 +73,17 @@ class Trainer(Section):
     peak_flops: Annotated[float, Field(gt=0, le=1e21)] | None
     """Theoretical FLOPs per second of one rank's device, for `train/peak_flops_fraction`; null: looked up by the
     device's name."""
-    packed: bool
-    """Run a micro-batch as one packed row, with a block-diagonal mask and no padding, instead of padded rows."""
+    packed: bool | None
+    """Run a micro-batch as one packed row without padding, in which a sample sees itself alone, instead of padded rows.
+    null: where a kernel for varying lengths runs (on GPUs in bfloat16), if the model's layers keep samples apart."""
+    router_replay: bool
+    """Train a mixture of experts with the experts that were chosen while sampling, token by token (R3, arXiv
+    2510.11370). Needs a Mixtral or Qwen3-MoE and the native engine, which then decodes without `collector.compile`;
+    prompts are not shared (`share_prompts`)."""
     share_prompts: bool
     """Compute the prompt of a group's samples once per micro-batch, in padded rows, where that saves half of the
-    positions or more. Models with sliding windows, or whose layers would mix the samples, do not."""
+    positions or more. Models with sliding windows, or whose layers would mix the samples, do not, nor does the backend
+    megatron."""
     loss_normalisation: Literal["token_mean", "sequence_mean", "constant"]
     """How the loss is averaged. `token_mean`: over all tokens of the batch (DAPO); `sequence_mean`: over each sample's
     tokens, then over samples (GRPO); `constant`: the sum divided by samples times max_new_tokens (Dr. GRPO)."""
@@ -82,6 +109,17 @@ class Trainer(Section):
     activation_checkpointing: bool
     """Compute the activations of each layer again in the backward pass instead of keeping them: less memory, and a
     third more time."""
+    compile: bool
+    """Fuse decoder layers and the loss with torch.compile on GPUs; the first step of a run then takes about a minute
+    longer. Nothing is compiled on a CPU, nor with `router_replay`, nor by the backend megatron."""
+    precision: Literal["autocast", "bf16_weights"]
+    """How the model computes in `model.dtype` bfloat16. `autocast`: weights are float32, and operations round them.
+    `bf16_weights`: weights and activations are bfloat16, which takes less memory and time; the optimizer updates
+    float32 masters, and the gradients of micro-batches, each in bfloat16, are added up in float32. The backend megatron
+    always has bfloat16 weights then, and `precision` stays at its default."""
+    offload_optimizer: bool
+    """Keep the float32 masters and AdamW's moments in the host's memory, and update them there: 12 bytes per weight
+    less on the GPU, and a slower update."""
     max_grad_norm: Annotated[float, Field(gt=0, le=1e38)]
     """Gradients are scaled down to this global norm."""
     clip_low: Fraction
@@ -121,6 +159,36 @@ class Trainer(Section):
     """Torch threads per rank."""
     device: Literal["auto", "cpu", "cuda"]
     """Where ranks train. `auto`: on GPUs if torch sees any, which they take in turn."""
+
+    @property
+    def replica_ranks(self) -> int:
+        """How many ranks hold one replica of the model together."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def replicas(self) -> int:
+        """How many data-parallel replicas there are: what a batch is planned for."""
+        return self.ranks // self.replica_ranks
+
+    @property
+    def packs(self) -> bool:
+        """Whether micro-batches are packed rows; at `null` they are not, until a run's start has chosen."""
+        return self.packed is True
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether several ranks keep a model together by FSDP2."""
+        return self.sharding != "none"
+
+    @property
+    def passes_together(self) -> bool:
+        """Whether a rank's pass needs those of other replicas, which hold weights of its own."""
+        return self.is_sharded or self.expert_parallel > 1
+
+    @property
+    def model_ranks(self) -> int:
+        """How many ranks keep a model together."""
+        return {"none": 1, "full": self.ranks, "hybrid": self.shard_ranks or 1}[self.sharding]
 
     @property
     def decoupled(self) -> bool:

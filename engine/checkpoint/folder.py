@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from asyncrl.engine.bounds import LARGEST_JSON, read_bytes, read_text
 from asyncrl.engine.errors import CheckpointBroken
 
 FOLDER = "checkpoints"
@@ -28,8 +29,6 @@ TRAINER, GROUPS = "trainer", "groups"
 FORMAT = 1
 _NAME = re.compile(r"v(\d{6,})")
 _CHUNK = 1 << 20
-_LARGEST_MANIFEST = 64 << 20
-"""Bytes. A larger manifest is not one: it would have a million files."""
 
 
 class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,7 +66,10 @@ def finish(new: Path, folder: Path, *, version: int, after: int) -> None:
     files = {}
     for path in _files(new):
         _sync(path)
-        files[path.relative_to(new).as_posix()] = File(path.stat().st_size, _sha256(path))
+        size = path.stat().st_size
+        if path.suffix == ".json" and size > LARGEST_JSON:  # It could not be read again.
+            raise CheckpointBroken(f"{path} has {size:,} bytes, and {LARGEST_JSON:,} at most are read")
+        files[path.relative_to(new).as_posix()] = File(size, _sha256(path))
     manifest = Manifest(format=FORMAT, version=version, after=after, files=files)
     (new / MANIFEST).write_bytes(msgspec.json.encode(manifest))
     for path in (new / MANIFEST, *(path for path in new.rglob("*") if path.is_dir()), new):
@@ -81,15 +83,16 @@ def finish(new: Path, folder: Path, *, version: int, after: int) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def discard(new: Path) -> None:
+    """Remove what was written aside and did not become whole."""
+    shutil.rmtree(new, ignore_errors=True)
+
+
 def check(folder: Path) -> Manifest:
     """Return the manifest of a checkpoint whose files are all what it says; CheckpointBroken names one that is not."""
     path = folder / MANIFEST
     try:
-        if path.stat().st_size > _LARGEST_MANIFEST:
-            raise CheckpointBroken(
-                f"{path} has {path.stat().st_size} bytes; a manifest has {_LARGEST_MANIFEST} at most"
-            )
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(read_bytes(path, LARGEST_JSON, CheckpointBroken), type=Manifest)
         if manifest.format != FORMAT:
             raise CheckpointBroken(f"{folder} is of format {manifest.format}, and this asyncrl reads {FORMAT}")
         for name, file in manifest.files.items():
@@ -104,6 +107,14 @@ def check(folder: Path) -> Manifest:
     if lacking:
         raise CheckpointBroken(f"{path} names no {lacking[0]}")
     return manifest
+
+
+def read_json(path: Path) -> str:
+    """Return the text of one of the files of JSON; CheckpointBroken if it is too large or is not text."""
+    try:
+        return read_text(path, LARGEST_JSON, CheckpointBroken)
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointBroken(f"{path} cannot be read: {error}") from error
 
 
 def newest_first(folder: Path) -> list[Path]:

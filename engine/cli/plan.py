@@ -1,4 +1,7 @@
-"""`asyncrl plan show`: draws a step's plan. Ranks are rows, micro-batches are blocks, a bar stands between updates."""
+"""`asyncrl plan`: `launch` tells what would run where, and `show` draws a step's plan.
+
+In the picture ranks are rows, micro-batches are blocks, and a bar stands between updates.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from asyncrl.engine.cli.options import fail, number
+from asyncrl.engine.cli.plan_launch import launch
 
 if TYPE_CHECKING:
     from asyncrl.engine.events.types import Planned, StepEnded
 
 app = typer.Typer(
-    help="Show how the samples of a step were planned onto ranks.", no_args_is_help=True, add_completion=False
+    help="Plan where a run goes; show how the samples of a step were planned onto ranks.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 
 _WIDTH = 60
+
+
+app.command("launch")(launch)
 
 
 @app.callback()

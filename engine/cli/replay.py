@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from asyncrl.engine.cli.options import FilterOption, SetOption, fail, number, see_user_folder
+from asyncrl.engine.cli.options import AllowCodeOption, FilterOption, SetOption, fail, number, see_user_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,7 @@ def replay(
     ] = None,
     filter_: FilterOption = None,
     set_: SetOption = None,
+    allow_code: AllowCodeOption = None,
     step: Annotated[
         int | None, typer.Option(parser=number(0), metavar="N", help="Rebuild the loss inputs of this step.")
     ] = None,
@@ -33,7 +34,9 @@ def replay(
     A log that breaks off is compared as far as it goes, and the exit code is 2.
     """
     from asyncrl.configs import Override, parse_set, parse_value
+    from asyncrl.configs.named_code import code_of
     from asyncrl.engine.errors import AsyncRLError
+    from asyncrl.engine.running.seal import sealed_code
     from asyncrl.engine.trace.recording import Recording
 
     if (step is None) != (out is None):
@@ -45,24 +48,27 @@ def replay(
             option = "--max-staleness"
             overrides.insert(0, Override("rollout.max_staleness", parse_value(max_staleness, option), option))
         recording = Recording.read(Path(run))
+        allowed = [*(allow_code or []), *sealed_code(Path(run))]
         if overrides or filter_:
             from asyncrl.engine.trace.what_if import what_if
 
             if step is not None:
                 fail("--step rebuilds what was trained; it cannot be combined with a what-if")
-            _print(what_if(recording, recording.config(overrides, filter_ or [])), recording.breaks_off)
+            other = recording.config(overrides, filter_ or [])
+            allowed += [*(filter_ or []), *code_of(overrides)]
+            _print(what_if(recording, other, allow_code=allowed), recording.breaks_off)
             return
-        code = _replay(recording, Path(run), step, out)
+        code = _replay(recording, Path(run), allowed, step, out)
     except AsyncRLError as error:
         fail(str(error))
     raise typer.Exit(code)
 
 
-def _replay(recording: Recording, run: Path, step: int | None, out: str | None) -> int:
+def _replay(recording: Recording, run: Path, allow_code: Sequence[str], step: int | None, out: str | None) -> int:
     from asyncrl.engine.events.types import Judged, Planned, Settled
     from asyncrl.engine.trace.replay import rank_works, replay
 
-    replayed = replay(recording)
+    replayed = replay(recording, allow_code=allow_code)
     if replayed.difference is not None:
         typer.echo(f"the replay differs at {replayed.difference}")
         return 1

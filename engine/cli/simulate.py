@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from asyncrl.engine.cli.options import (
+    AllowCodeOption,
     ConfigOption,
     FilterOption,
     SetOption,
@@ -77,9 +79,11 @@ def simulate(
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the sweep as bars in plain text.")] = None,
     filter_: FilterOption = None,
     set_: SetOption = None,
+    allow_code: AllowCodeOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Predict ages, throughput, idle time and waste. Exit code 0: done; 1: a simulated run failed; 2: bad input."""
+    from asyncrl.engine.running.seal import sealed_code
     from asyncrl.engine.simulate.sweep import Sweep, parse_sweep, table
     from asyncrl.engine.simulate.sweep import plot as draw
 
@@ -101,14 +105,16 @@ def simulate(
         fail(f"--plot {plot}: the folder {plot.parent} does not exist")
     see_user_folder()
     try:
-        base, overrides, events = _base(config, from_, given, set_ or [])
-        loaded = _load(base, overrides, filter_ or [])
-        profile = _profile(loaded, events, from_, told)
+        recorded, events = recorded_run(from_)
+        base = _Base(config, recorded if config == "default" else [], _overrides(given, set_ or []), filter_ or [])
+        allowed = [*(allow_code or []), *(sealed_code(from_) if from_ is not None else ())]
+        loaded = base.load(allowed)
+        profile = profile_of(loaded, events, from_, told)
         swept = parse_sweep(sweep, loaded.config) if sweep else Sweep("run.seed", [loaded.config.run.seed])
-        settings = [_load(base, [*overrides, value], filter_ or []) for value in swept.overrides()]
+        settings = [base.load(allowed, value) for value in swept.overrides()]
     except ConfigError as error:
         fail(str(error))
-    predictions = [_predict(setting, profile, slots) for setting in settings]
+    predictions = [predicted(setting, profile, slots) for setting in settings]
     rows = [(str(value), p.figures) for value, p in zip(swept.values, predictions, strict=True)]
     name = swept.path.rpartition(".")[2]
     if as_json:
@@ -129,44 +135,55 @@ def simulate(
     raise typer.Exit(1 if failed else 0)
 
 
-def _base(
-    config: str, run: Path | None, given: Sequence[tuple[str, str, str | None]], sets: Sequence[str]
-) -> tuple[str, list[Override], Sequence[AnyEvent]]:
-    """Return a configuration's name, the values that override it, and the events of the run to fit."""
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """What the settings of a sweep have in common: `recorded` is what a log says, and the rest the user's word."""
+
+    config: str
+    recorded: Sequence[Override]
+    given: Sequence[Override]
+    filters: Sequence[str]
+
+    def load(self, allow_code: Sequence[str], *more: Override) -> Loaded:
+        from asyncrl.configs import load
+        from asyncrl.configs.named_code import check_code, code_of
+        from asyncrl.engine.running.checks import check_stale_mode
+        from asyncrl.filters import build_chain
+
+        given = [*self.given, *more]
+        loaded = load(self.config, [*self.recorded, *given], self.filters)
+        filters = loaded.config.filters
+        allowed = [*allow_code, *self.filters, *code_of(given)]
+        check_code({"filters": filters}, self.recorded, allowed=allowed, source="the run of --from")
+        build_chain(filters, min_live=loaded.config.rollout.min_live)
+        check_stale_mode(loaded)
+        return loaded
+
+
+def recorded_run(run: Path | None) -> tuple[Sequence[Override], Sequence[AnyEvent]]:
+    """Return the configuration and the events of the run to fit; none without one."""
+    if run is None:
+        return [], []
+    from asyncrl.engine.trace.recording import Recording
+
+    try:
+        recording = Recording.read(run)
+    except TraceError as error:
+        raise ConfigError(f"--from {error}") from error
+    try:
+        return recording.values(f"--from {run}"), recording.events
+    except TraceError as error:
+        raise ConfigError(f"--from {run}: {error}") from error
+
+
+def _overrides(given: Sequence[tuple[str, str, str | None]], sets: Sequence[str]) -> list[Override]:
     from asyncrl.configs import Override, parse_set, parse_value
 
-    events: Sequence[AnyEvent] = []
-    values: list[Override] = []
-    if run is not None:
-        from asyncrl.engine.trace.recording import Recording
-
-        try:
-            recording = Recording.read(run)
-        except TraceError as error:
-            raise ConfigError(f"--from {error}") from error
-        try:
-            recorded = recording.values(f"--from {run}")
-        except TraceError as error:
-            raise ConfigError(f"--from {run}: {error}") from error
-        events = recording.events
-        if config == "default":
-            values = recorded
-    values += [Override(path, parse_value(v, option), f"{option} {v}") for option, path, v in given if v is not None]
-    return config, [*values, *map(parse_set, sets)], events
+    values = [Override(path, parse_value(v, option), f"{option} {v}") for option, path, v in given if v is not None]
+    return [*values, *map(parse_set, sets)]
 
 
-def _load(base: str, overrides: Sequence[Override], filters: Sequence[str]) -> Loaded:
-    from asyncrl.configs import load
-    from asyncrl.engine.running.checks import check_stale_mode
-    from asyncrl.filters import build_chain
-
-    loaded = load(base, overrides, filters)
-    build_chain(loaded.config.filters, min_live=loaded.config.rollout.min_live)
-    check_stale_mode(loaded)
-    return loaded
-
-
-def _profile(
+def profile_of(
     loaded: Loaded,
     events: Sequence[AnyEvent],
     run: Path | None,
@@ -221,7 +238,7 @@ def _prompts(config: RunConfig) -> Sequence[Prompt]:
     return list({prompt.id: prompt for prompt in islice(stream, min(_DATA_PROMPTS, stream.prompts))}.values())
 
 
-def _predict(loaded: Loaded, profile: Profile, slots: int) -> Prediction:
+def predicted(loaded: Loaded, profile: Profile, slots: int) -> Prediction:
     import logging
 
     import structlog

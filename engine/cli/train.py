@@ -9,6 +9,7 @@ import typer
 
 from asyncrl.engine.cli.config import describe
 from asyncrl.engine.cli.options import (
+    AllowCodeOption,
     ConfigOption,
     FilterOption,
     RewardOption,
@@ -33,6 +34,10 @@ def train(
         str | None,
         typer.Option(metavar="FILE", help="Prompts: a .jsonl or .parquet file, or a data set of `datasets`."),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="A Hugging Face checkpoint, a model of the Hub (owner/name), or smollm2."),
+    ] = None,
     max_staleness: Annotated[
         str | None,
         typer.Option(metavar="N", help="Largest age, in weight versions, of any token trained on; 0 is synchronous."),
@@ -42,6 +47,10 @@ def train(
     run_dir: Annotated[str | None, typer.Option(help="Folder for event log, logs and summary.")] = None,
     runtime: Annotated[
         str | None, typer.Option(metavar="ray|local", help="Actors on Ray, or all in this process.")
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT|auto", help="Join this Ray cluster; by default RAY_ADDRESS's, else start one."),
     ] = None,
     record: Annotated[
         str | None, typer.Option(metavar="events|tensors", help="Keep each step's tensors beside the event log.")
@@ -53,22 +62,28 @@ def train(
         str | None,
         typer.Option(metavar="RUN|auto", help="Go on with this run, or with the newest under runs/."),
     ] = None,
+    allow_code: AllowCodeOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, print the values, and stop.")] = False,
 ) -> None:
     """Train a model. Exit code 0: done; 1: failed; 2: bad input; 130, 143, 129: ended by Ctrl-C, SIGTERM, SIGHUP."""
     options = [
         ("--data", "data.path", data),
+        ("--model", "model.path", model),
         ("--max-staleness", "rollout.max_staleness", max_staleness),
         ("--steps", "run.steps", steps),
         ("--seed", "run.seed", seed),
         ("--run-dir", "run.directory", run_dir),
         ("--runtime", "run.runtime", runtime),
+        ("--ray-address", "cluster.address", ray_address),
         ("--record", "run.record", record),
     ]
     if resume is not None:
         if filter_ or reward:
             fail("--resume goes on with the run's own filters and rewards; leave --filter and --reward out")
-        raise typer.Exit(_resume(resume, config, overrides(options, set_ or []), dry_run=dry_run))
+        given = overrides(options, set_ or [])
+        raise typer.Exit(_resume(resume, config, given, allow_code=allow_code or [], dry_run=dry_run))
+    if allow_code:
+        fail("--allow-code is for what a run's own files name: it goes with --resume; leave it out")
     loaded = resolve(config, options, filter_ or [], set_ or [], rewards=reward or [])
     if dry_run:
         check(loaded)
@@ -77,7 +92,7 @@ def train(
     raise typer.Exit(_train(loaded, _directory(loaded)))
 
 
-def _resume(run: str, config: str, given: "Sequence[Override]", *, dry_run: bool) -> int:
+def _resume(run: str, config: str, given: "Sequence[Override]", *, allow_code: "Sequence[str]", dry_run: bool) -> int:
     """Go on with a run; returns the exit code. A configuration that is named is compared with the run's own."""
     from asyncrl.configs import load
     from asyncrl.configs.load import DEFAULT_PRESET
@@ -87,7 +102,10 @@ def _resume(run: str, config: str, given: "Sequence[Override]", *, dry_run: bool
     see_user_folder()
     try:
         found = find(newest_run() if run == AUTO else Path(run))
-        loaded = resumed_config(found, given) if config == DEFAULT_PRESET else load(config, given)
+        if config != DEFAULT_PRESET:
+            loaded = load(config, given)
+        else:
+            loaded = resumed_config(found, given, allow_code=allow_code)
     except ConfigError as error:
         fail(str(error))
     if dry_run:

@@ -17,6 +17,7 @@ from asyncrl.engine.errors import DataPlaneError
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.group import check_tags
 from asyncrl.engine.records.keys import is_sample_key, row_of
+from asyncrl.engine.records.traffic import Traffic
 
 # One column of a group: one tensor per sample (one dtype, any shapes), or one plain object per sample.
 Column = Sequence[torch.Tensor] | Sequence[Any]
@@ -137,9 +138,10 @@ class DataPlane(Protocol):
     async def partition(self, name: str) -> Partition:
         """Return a partition as it was registered, by any client; DataPlaneError if it was not."""
 
-    async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:
-        """Write a whole group at once; after an error or a cancellation nothing of it remains.
+    async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> GroupMeta:
+        """Write a whole group at once, and return it as it is there; after an error or a cancellation nothing remains.
 
+        In a run on several nodes it gets the tag `stored_at`, unless it has one: where the row is, if that is known.
         Raises StoreFull, TagError, TypeError (a column of another kind than declared, or of mixed dtypes).
         """
 
@@ -183,6 +185,9 @@ class DataPlane(Protocol):
 
     async def keys(self, partition: str) -> list[str]:
         """List the keys that are not cleared (for endings and tests; the cost grows with the partition)."""
+
+    def traffic(self) -> Traffic:
+        """Return what this client has put and read so far, by path."""
 
     async def watch(self) -> None:
         """Wait until a process of the store dies, then raise DataPlaneDown; never returns."""

@@ -6,15 +6,15 @@ TransferQueue's controller (sampler.py) or in this process (local.py).
 Invariant: a row is ready for a consumer, or leased to exactly one claim of it, or gone.
 """
 
-import heapq
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from asyncrl.engine.data_plane.own_rows import OwnRows, RowCheck, Rows
+from asyncrl.engine.data_plane.leases import Leases, RowLease
+from asyncrl.engine.data_plane.own_rows import OwnRows, Tags
+from asyncrl.engine.data_plane.watched import Rows
 from asyncrl.engine.errors import ClaimLost, DataPlaneError, MissingRows
 from asyncrl.engine.records.keys import is_sample_key, row_of
 
@@ -24,162 +24,131 @@ _NAMED_ROWS = 8
 """A claim names at most this many rows that were passed over; `consumption` counts all."""
 
 
-def _is_lost(rows: Rows, tags: Mapping[str, Any]) -> bool:
-    """Return whether the group of a later column is gone, because its writer came late."""
-    return tags["of"] not in rows or rows[tags["of"]]["put"] != tags["of_put"]
-
-
-def _holders(rows: Rows, columns: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Return, by key and later column, the row that has it."""
-    later = [
-        (name, tags)
-        for name, tags in rows.items()
-        if "of" in tags and tags["column"] in columns and not _is_lost(rows, tags)
-    ]
-    return {(key, tags["column"]): name for name, tags in later for key in tags["keys"]}
-
-
-@dataclass(slots=True)
-class _RowLease:
-    put: str
-    fence: int
-    owner: str
-    expires: float
-
-    def is_free(self, now: float, owner: str = "") -> bool:
-        """Return whether `owner` may take the row. A lease that ran out is free for others; its own owner is alive."""
-        return self.expires < now and self.owner != owner
-
-
 class Book:
-    """Claims of every partition and consumer. `rows` in each call is what the store shows now."""
+    """The books of all partitions of a store."""
 
     def __init__(self, clock: Callable[[], float], lease_s: float = 600.0) -> None:
         self._clock = clock
         self._lease_s = lease_s
         self._fences = itertools.count(1)
-        self._leases: dict[tuple[str, str], dict[str, _RowLease]] = {}
-        self._claims: OrderedDict[tuple[str, str, str], int] = OrderedDict()
-        # By partition: owners declared dead. A late claim of theirs would take groups that nobody would ever train.
-        self._dead: OrderedDict[tuple[str, str], None] = OrderedDict()
-        # By partition and row: the put of the row, and its cleared keys.
-        self._cleared: dict[str, dict[str, tuple[str, set[str]]]] = {}
-        # By partition and put: until when the deletion of a row is left to the client that was given it.
-        self._deleting: dict[str, dict[str, float]] = {}
-        self._partitions: dict[str, Mapping[str, Any]] = {}
-        self._checks: dict[str, RowCheck] = {}
-
-    def own(self, rows: Rows, partition: str) -> Rows:
-        """Return the rows of a store without those that other writers put; every call is to be given these."""
-        size = self.spec(rows, partition).get("group_size", 0)
-        check = self._checks.setdefault(partition, RowCheck(size, self._clock, self._lease_s))
-        return OwnRows(rows, check)
-
-    def _passed_over(self, partition: str) -> Mapping[str, str]:
-        check = self._checks.get(partition)
-        return check.passed_over if check else {}
+        self._books: dict[str, PartitionBook] = {}
 
     def register(self, partition: str, spec: Mapping[str, Any]) -> None:
         """Register a partition; DataPlaneError if it exists with another shape."""
-        known = self._partitions.setdefault(partition, dict(spec))
-        if dict(known) != dict(spec):
+        if partition not in self._books:
+            self._books[partition] = PartitionBook(
+                partition, spec, fences=self._fences, clock=self._clock, lease_s=self._lease_s
+            )
+        known = dict(self._books[partition].spec())
+        if known != dict(spec):
             raise DataPlaneError(f"partition {partition!r} exists as {known}, not as {spec}")
 
-    def spec(self, rows: Rows, partition: str) -> Mapping[str, Any]:
-        """Return a partition as it was registered; DataPlaneError if it was not."""
-        spec = self._partitions.get(partition)
-        if spec is None:
-            raise DataPlaneError(f"partition {partition!r} is not registered; it knows {sorted(self._partitions)}")
-        return spec
+    def of(self, partition: str, rows: Rows) -> "PartitionBook":
+        """Return the book of a partition, after a look at its rows; DataPlaneError if it was not registered."""
+        book = self._books.get(partition)
+        if book is None:
+            raise DataPlaneError(f"partition {partition!r} is not registered; it knows {sorted(self._books)}")
+        book.look(rows)
+        return book
+
+
+class PartitionBook:
+    """The claims and clears of one partition. `look` comes before every operation."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: Mapping[str, Any],
+        *,
+        fences: Iterator[int],
+        clock: Callable[[], float],
+        lease_s: float,
+    ) -> None:
+        self._name = name
+        self._spec = dict(spec)
+        self._fences = fences
+        self._clock = clock
+        self._lease_s = lease_s
+        self._rows = OwnRows(spec.get("group_size", 0), clock, lease_s)
+        self._leases: dict[str, Leases] = {}
+        self._claims: OrderedDict[tuple[str, str], int] = OrderedDict()
+        # Owners declared dead. A late claim of theirs would take groups that nobody would ever train.
+        self._dead: OrderedDict[str, None] = OrderedDict()
+        # By row: the put of the row, and its cleared keys.
+        self._cleared: dict[str, tuple[str, set[str]]] = {}
+        # Rows to delete. By put: until when the deletion of a row is left to the client that was given it.
+        self._left: dict[str, None] = {}
+        self._deleting: dict[str, float] = {}
+
+    def look(self, rows: Rows) -> None:
+        """Follow what changed in the store since the last look."""
+        for name, before in self._rows.look(rows):
+            after = self._rows.get(name)
+            group = (after or before or {}).get("of")
+            if group is None:
+                self._follow_group(name, after)
+            elif after is not None:
+                self._note_left(name)
+                if group in self._rows:
+                    self._offer(group)
+
+    def spec(self) -> Mapping[str, Any]:
+        """Return the partition as it was registered."""
+        return self._spec
 
     def claim(
-        self,
-        rows: Rows,
-        *,
-        partition: str,
-        consumer: str,
-        columns: Sequence[str],
-        max_groups: int,
-        owner: str,
-        claim_id: str,
+        self, consumer: str, columns: Sequence[str], max_groups: int, owner: str, claim_id: str
     ) -> dict[str, Any]:
         """Lease up to `max_groups` ready groups; see DataPlane.claim."""
-        self._check_consumer(rows, partition, consumer)
-        if (partition, owner) in self._dead:
-            raise ClaimLost(f"owner {owner!r} of {partition!r} was declared dead and claims nothing any more")
-        leases = self._live_leases(rows, partition, consumer)
-        now = self._clock()
-        known = self._claims.get((partition, consumer, claim_id))
+        leases = self._leases_of(consumer)
+        if owner in self._dead:
+            raise ClaimLost(f"owner {owner!r} of {self._name!r} was declared dead and claims nothing any more")
+        known = self._claims.get((consumer, claim_id))
         if known is not None:
             names = [name for name, lease in leases.items() if lease.fence == known]
-            return {"fence": known, "rows": {name: rows[name] for name in names}, "passed_over": {}}
-        later = self._later_columns(rows, partition, columns)
-        holders = _holders(rows, later) if later else {}
-        cleared = self._cleared.get(partition, {})
-        ready = [
-            (tags["tags"]["version"], tags["tags"]["group"], name)
-            for name, tags in rows.items()
-            if "of" not in tags
-            and (name not in leases or leases[name].is_free(now, owner))
-            and (name not in cleared or not self._cleared_keys(rows, partition, name))
-            and all((key, column) in holders for column in later for key in tags["keys"])
-        ]
-        names = [name for _, _, name in heapq.nsmallest(max_groups, ready)]
-        fence = next(self._fences)
+            return {"fence": known, "rows": {name: self._rows[name] for name in names}, "passed_over": {}}
+        later = tuple(self._later_columns(columns))
+        now, fence = self._clock(), next(self._fences)
+        names = leases.take(
+            max_groups,
+            lambda name: RowLease(self._rows[name]["put"], fence, owner, now + self._lease_s),
+            now=now,
+            later=later,
+            is_whole=lambda name: not self._cleared_keys(name) and self._has(name, later),
+        )
         if names:
-            self._claims[(partition, consumer, claim_id)] = fence
+            self._claims[(consumer, claim_id)] = fence
             while len(self._claims) > _REMEMBERED_CLAIMS:
                 self._claims.popitem(last=False)
-        expires = now + self._lease_s
-        for name in names:
-            leases[name] = _RowLease(rows[name]["put"], fence, owner, expires)
-        passed_over = dict(itertools.islice(self._passed_over(partition).items(), _NAMED_ROWS))
-        return {"fence": fence, "rows": {name: rows[name] for name in names}, "passed_over": passed_over}
+        passed_over = self._rows.some_passed_over(_NAMED_ROWS)
+        return {"fence": fence, "rows": {name: self._rows[name] for name in names}, "passed_over": passed_over}
 
-    def _later_columns(self, rows: Rows, partition: str, columns: Sequence[str]) -> list[str]:
-        """Return those of `columns` that come after the put; DataPlaneError if one is not declared."""
-        spec = self.spec(rows, partition)
-        later = [column for column in columns if column not in spec["columns"]]
-        unknown = sorted(set(later).difference(spec["later"]))
-        if unknown:
-            raise DataPlaneError(
-                f"partition {partition!r} declares no column {', '.join(map(repr, unknown))}, so no group would ever "
-                f"be ready; a put brings {list(spec['columns'])}, and later come {list(spec['later'])}"
-            )
-        return later
+    def give_back(self, consumer: str, fences: Mapping[str, int]) -> None:
+        for name in self.leased(consumer, fences):
+            self._leases[consumer].give_back(name)
 
-    def give_back(self, rows: Rows, partition: str, consumer: str, fences: Mapping[str, int]) -> None:
-        for name in self.leased(rows, partition, consumer, fences):
-            del self._leases[(partition, consumer)][name]
+    def renew(self, consumer: str, fences: Mapping[str, int]) -> None:
+        self._check_leased(consumer, fences)
+        for name in self.leased(consumer, fences):
+            self._leases[consumer].renew(name, self._clock() + self._lease_s)
 
-    def renew(self, rows: Rows, partition: str, consumer: str, fences: Mapping[str, int]) -> None:
-        self._check_leased(rows, partition, consumer, fences)
-        for name in self.leased(rows, partition, consumer, fences):
-            self._leases[(partition, consumer)][name].expires = self._clock() + self._lease_s
+    def leased(self, consumer: str, fences: Mapping[str, int]) -> list[str]:
+        return self._leases[consumer].under(fences) if consumer in self._leases else []
 
-    def leased(self, rows: Rows, partition: str, consumer: str, fences: Mapping[str, int]) -> list[str]:
-        leases = self._live_leases(rows, partition, consumer)
-        return [name for name, fence in fences.items() if name in leases and leases[name].fence == fence]
-
-    def reap(self, rows: Rows, partition: str, owners: Sequence[str]) -> list[str]:
-        self.spec(rows, partition)
+    def reap(self, owners: Sequence[str]) -> list[str]:
         for owner in owners:
-            self._dead[(partition, owner)] = None
+            self._dead[owner] = None
         while len(self._dead) > _REMEMBERED_DEAD:
             self._dead.popitem(last=False)
         freed = []
-        for (where, consumer), _ in list(self._leases.items()):
-            if where != partition:
-                continue
-            leases = self._live_leases(rows, partition, consumer)
+        for leases in self._leases.values():
             for name in [name for name, lease in leases.items() if lease.owner in owners]:
-                del leases[name]
+                leases.give_back(name)
                 freed.append(name)
         return freed
 
-    def standing(self, rows: Rows, partition: str, keys: Sequence[str]) -> dict[str, str]:
+    def standing(self, keys: Sequence[str]) -> dict[str, str]:
         """Return the rows of keys, and which put of each; MissingRows if a key is missing."""
-        self.spec(rows, partition)
         # Each row is looked up once, because a read asks for hundreds of keys.
         there: dict[str, set[str]] = {}
         standing: dict[str, str] = {}
@@ -187,140 +156,147 @@ class Book:
         for key in keys:
             row = key.rpartition("_")[0]
             if row not in there:
-                tags = rows.get(row)
-                there[row] = set(tags["keys"]) - self._cleared_keys(rows, partition, row) if tags else set()
+                tags = self._rows.get(row)
+                there[row] = set(tags["keys"]) - self._cleared_keys(row) if tags else set()
                 standing[row] = tags["put"] if tags else ""
             if key not in there[row]:
                 gone.append(key)
         if gone:
-            raise MissingRows(f"{len(gone)} of {len(keys)} keys are not in {partition!r}: {gone[:5]}")
+            raise MissingRows(f"{len(gone)} of {len(keys)} keys are not in {self._name!r}: {gone[:5]}")
         return standing
 
-    def locate(self, rows: Rows, partition: str, keys: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
+    def locate(self, keys: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
         """Return the rows to fetch, and which put of each, so that every column of every key is there.
 
         MissingRows if one is not.
         """
-        brought = set(self.spec(rows, partition)["columns"])
-        standing = self.standing(rows, partition, keys)
+        brought = set(self._spec["columns"])
+        standing = self.standing(keys)
         later = [column for column in columns if column not in brought]
         found = set(standing) if len(later) < len(columns) else set()
-        holders = _holders(rows, later) if later else {}
-        for key in keys:
-            for column in later:
-                if (key, column) not in holders:
+        for column in later:
+            holders = {key: row for group in standing for key, row in self._rows.holders(group, column).items()}
+            for key in keys:
+                if key not in holders:
                     raise MissingRows(
-                        f"{key} has no column {column!r} in {partition!r}; a put brings {sorted(brought)}"
+                        f"{key} has no column {column!r} in {self._name!r}; a put brings {sorted(brought)}"
                     )
-                found.add(holders[(key, column)])
-        return {name: rows[name]["put"] for name in sorted(found)}
+                found.add(holders[key])
+        return {name: self._rows[name]["put"] for name in sorted(found)}
 
-    def clear(
-        self,
-        rows: Rows,
-        partition: str,
-        keys: Sequence[str],
-        consumer: str = "",
-        fences: Mapping[str, int] | None = None,
-    ) -> dict[str, str]:
+    def clear(self, keys: Sequence[str], consumer: str = "", fences: Mapping[str, int] | None = None) -> dict[str, str]:
         """Note keys as cleared; return rows, and which put of each, for the caller to delete in the store.
 
         A row goes with its last key. Keys that no row has are passed over: a second clear is a first one
         that finds nothing.
         """
-        self.spec(rows, partition)
         by_row: dict[str, set[str]] = {}
         for key in keys:
             row = row_of(key) if is_sample_key(key) else ""
-            if row in rows and key in rows[row]["keys"]:
+            if row in self._rows and key in self._rows[row]["keys"]:
                 by_row.setdefault(row, set()).add(key)
         if fences is not None:
-            self._check_leased(rows, partition, consumer, {row: fences.get(row, 0) for row in by_row})
-        cleared = self._cleared.setdefault(partition, {})
+            self._check_leased(consumer, {row: fences.get(row, 0) for row in by_row})
         for row, gone in by_row.items():
-            cleared[row] = (rows[row]["put"], gone | self._cleared_keys(rows, partition, row))
-        return self.leftovers(rows, partition)
+            self._cleared[row] = (self._rows[row]["put"], gone | self._cleared_keys(row))
+            for name in (row, *self._rows.columns_of(row)):
+                self._note_left(name)
+        return self.leftovers()
 
-    def leftovers(self, rows: Rows, partition: str) -> dict[str, str]:
+    def leftovers(self) -> dict[str, str]:
         """Return rows without a key left, and later columns whose group is gone, for the caller to delete.
 
         Each is given to one caller: the store deletes by a place that it then uses again, so that a second
         deletion could take a stranger's row. What is still there after a lease's time is given to another.
         """
-        self.spec(rows, partition)
-        cleared = self._cleared.setdefault(partition, {})
-        for row in [row for row in cleared if row not in rows]:
-            del cleared[row]
-        later = [name for name, tags in rows.items() if "of" in tags]
-        left = {name: rows[name]["put"] for name in (*cleared, *later) if self._is_leftover(rows, partition, name)}
+        left = {name: self._rows[name]["put"] for name in self._left if self._is_leftover(name)}
+        self._left = dict.fromkeys(left)
         now = self._clock()
-        given_before = self._deleting.get(partition, {})
-        deleting = {put: given_before.get(put, -math.inf) for put in left.values()}
+        deleting = {put: self._deleting.get(put, -math.inf) for put in left.values()}
         given = {name: put for name, put in left.items() if deleting[put] < now}
-        self._deleting[partition] = deleting | dict.fromkeys(given.values(), now + self._lease_s)
+        self._deleting = deleting | dict.fromkeys(given.values(), now + self._lease_s)
         return given
 
-    def _is_leftover(self, rows: Rows, partition: str, name: str) -> bool:
-        tags = rows[name]
-        if "of" not in tags:
-            return self._cleared_keys(rows, partition, name).issuperset(tags["keys"])
-        return _is_lost(rows, tags) or self._is_leftover(rows, partition, tags["of"])
-
-    def consumption(self, rows: Rows, partition: str, consumer: str) -> dict[str, int]:
+    def consumption(self, consumer: str) -> dict[str, int]:
         """Count the groups that are whole and free, and those under a claim."""
-        self._check_consumer(rows, partition, consumer)
         now = self._clock()
-        leases = {
-            name: lease
-            for name, lease in self._live_leases(rows, partition, consumer).items()
-            if not lease.is_free(now)
-        }
-        ready = sum(
-            "of" not in tags and name not in leases and not self._cleared_keys(rows, partition, name)
-            for name, tags in rows.items()
-        )
-        claimed = sum(not self._cleared_keys(rows, partition, name).issuperset(rows[name]["keys"]) for name in leases)
-        return {"ready": ready, "claimed": claimed, "passed_over": len(self._passed_over(partition))}
+        held = {name for name, lease in self._leases_of(consumer).items() if not lease.is_free(now)}
+        ready = sum(name not in held and not self._cleared_keys(name) for name in self._rows.groups())
+        claimed = sum(not self._cleared_keys(name).issuperset(self._rows[name]["keys"]) for name in held)
+        return {"ready": ready, "claimed": claimed, "passed_over": len(self._rows.passed_over)}
 
-    def groups(self, rows: Rows, partition: str) -> list[Mapping[str, Any]]:
-        self.spec(rows, partition)
-        return [rows[name] for name in rows if "of" not in rows[name] and not self._cleared_keys(rows, partition, name)]
+    def groups(self) -> list[Tags]:
+        return [self._rows[name] for name in self._rows.groups() if not self._cleared_keys(name)]
 
-    def keys(self, rows: Rows, partition: str) -> list[str]:
-        self.spec(rows, partition)
+    def keys(self) -> list[str]:
         return [
             key
-            for name, tags in rows.items()
-            if "of" not in tags
-            for key in tags["keys"]
-            if key not in self._cleared_keys(rows, partition, name)
+            for name in self._rows.groups()
+            for key in self._rows[name]["keys"]
+            if key not in self._cleared_keys(name)
         ]
 
-    def _cleared_keys(self, rows: Rows, partition: str, name: str) -> frozenset[str] | set[str]:
-        """Return the cleared keys of the row that the store has now under `name`."""
-        put, keys = self._cleared.get(partition, {}).get(name, ("", frozenset()))
-        return keys if put == rows[name]["put"] else frozenset()
+    def _follow_group(self, name: str, after: Tags | None) -> None:
+        """Drop what was noted of an earlier put of this row, and offer the one that is there now."""
+        put = after["put"] if after is not None else None
+        if name in self._cleared and self._cleared[name][0] != put:
+            del self._cleared[name]
+        for leases in self._leases.values():
+            leases.forget(name, put)
+        for column in self._rows.columns_of(name):
+            self._note_left(column)
+        if after is not None:
+            self._offer(name)
 
-    def _check_consumer(self, rows: Rows, partition: str, consumer: str) -> None:
-        spec = self.spec(rows, partition)
-        if consumer not in spec["consumers"]:
+    def _offer(self, group: str) -> None:
+        for leases in self._leases.values():
+            leases.offer(group)
+
+    def _note_left(self, name: str) -> None:
+        if self._is_leftover(name):
+            self._left[name] = None
+
+    def _is_leftover(self, name: str) -> bool:
+        tags = self._rows.get(name)
+        if tags is None:
+            return False
+        if "of" not in tags:
+            return self._cleared_keys(name).issuperset(tags["keys"])
+        return self._rows.is_lost(name) or self._is_leftover(tags["of"])
+
+    def _later_columns(self, columns: Sequence[str]) -> list[str]:
+        """Return those of `columns` that come after the put; DataPlaneError if one is not declared."""
+        later = [column for column in columns if column not in self._spec["columns"]]
+        unknown = sorted(set(later).difference(self._spec["later"]))
+        if unknown:
             raise DataPlaneError(
-                f"{consumer!r} is not a consumer of {partition!r}; its consumers are {spec['consumers']}"
+                f"partition {self._name!r} declares no column {', '.join(map(repr, unknown))}, so no group would "
+                f"ever be ready; a put brings {list(self._spec['columns'])}, and later come {list(self._spec['later'])}"
             )
+        return later
 
-    def _check_leased(self, rows: Rows, partition: str, consumer: str, fences: Mapping[str, int]) -> None:
-        held = set(self.leased(rows, partition, consumer, fences))
-        lost = [name for name in fences if name in rows and name not in held]
+    def _has(self, group: str, later: Sequence[str]) -> bool:
+        """Return whether every key of a group has all these later columns."""
+        keys = self._rows[group]["keys"]
+        return all(self._rows.holders(group, column).keys() >= set(keys) for column in later)
+
+    def _cleared_keys(self, name: str) -> frozenset[str] | set[str]:
+        """Return the cleared keys of the row that the store has now under `name`."""
+        return self._cleared.get(name, ("", frozenset()))[1]
+
+    def _leases_of(self, consumer: str) -> Leases:
+        """Return the leases of a consumer; DataPlaneError if the partition has no such consumer."""
+        if consumer not in self._spec["consumers"]:
+            raise DataPlaneError(
+                f"{consumer!r} is not a consumer of {self._name!r}; its consumers are {self._spec['consumers']}"
+            )
+        return self._leases.setdefault(consumer, Leases(self._rows))
+
+    def _check_leased(self, consumer: str, fences: Mapping[str, int]) -> None:
+        held = set(self.leased(consumer, fences))
+        lost = [name for name in fences if name in self._rows and name not in held]
         if lost:
             raise ClaimLost(
                 f"{len(lost)} of {len(fences)} claimed groups are no longer held by {consumer!r}: {lost[:5]}; "
                 "another claimer has them, or they were given back; nothing was done"
             )
-
-    def _live_leases(self, rows: Rows, partition: str, consumer: str) -> dict[str, _RowLease]:
-        """Return the leases after dropping those of deleted rows. One that expired stands until another is given."""
-        self.spec(rows, partition)
-        leases = self._leases.setdefault((partition, consumer), {})
-        for name in [name for name, lease in leases.items() if name not in rows or rows[name]["put"] != lease.put]:
-            del leases[name]
-        return leases

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -20,7 +21,8 @@ import torch
 from asyncrl.engine import errors
 from asyncrl.engine.data_plane.base import Claim, Column, Consumption, Lease, Partition
 from asyncrl.engine.data_plane.codec import row_parts
-from asyncrl.engine.data_plane.payloads import PAYLOAD, Payloads
+from asyncrl.engine.data_plane.gathered import Gathered
+from asyncrl.engine.data_plane.payloads import Payloads
 from asyncrl.engine.data_plane.rows import (
     already_there,
     assemble,
@@ -29,14 +31,18 @@ from asyncrl.engine.data_plane.rows import (
     group_of,
     group_row_tags,
     split_by_row,
+    stamped,
 )
-from asyncrl.engine.errors import DataPlaneDown, DataPlaneError, MissingRows, Overdue, StoreFull
+from asyncrl.engine.errors import DataPlaneDown, DataPlaneError, DataPlaneSilent, MissingRows, StoreFull
 from asyncrl.engine.records import GroupMeta
+from asyncrl.engine.records.traffic import Traffic
 
 Result = TypeVar("Result")
 
 # Every operation shares one task name: the book, not TransferQueue's bits, says what is claimed.
 _TASK = "asyncrl"
+# A field that no row has: TransferQueue need not go through all rows to find those that have it.
+_NO_FIELD = "asyncrl-book"
 _CLEANUP_S = 5.0
 
 
@@ -48,6 +54,7 @@ class ClientPlane:
         self._payloads = payloads
         self._deadline_s = deadline_s
         self._partitions: dict[str, Partition] = {}
+        self._claims: dict[str, Gathered[Mapping[str, Any], Any]] = {}
         self._closed = False
         self._down = ""
 
@@ -68,16 +75,20 @@ class ClientPlane:
             self._partitions[name] = Partition(**{**spec, **lists})
         return self._partitions[name]
 
-    async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:
+    async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> GroupMeta:
         (await self.partition(partition)).check_put(group, columns)
         parts = row_parts(group.row, group.keys, columns)
-        await self._put_row("put", partition, parts, group_row_tags(group.keys, columns, group.tags))
+        tags = group_row_tags(group.keys, columns, group.tags)
+        node = await self._put_row("put", partition, parts, tags)
+        return group if node is None else GroupMeta(group.keys, stamped(tags, node)["tags"])
 
     async def claim(
         self, partition: str, consumer: str, *, columns: Sequence[str], max_groups: int, owner: str, claim_id: str
     ) -> Claim:
         asked = {"columns": list(columns), "max_groups": max_groups, "owner": owner, "claim_id": claim_id}
-        reply = await self._control("claim", partition, {"partition": partition, "consumer": consumer, **asked})
+        # Claims at the same time share a call, which costs many times what one of them does.
+        claims = self._claims.setdefault(partition, Gathered(partial(self._claim_all, partition)))
+        reply = _result(await self._timed("claim", claims({"partition": partition, "consumer": consumer, **asked})))
         return claim_of(reply, claim_id=claim_id, partition=partition, consumer=consumer, owner=owner)
 
     async def give_back(self, lease: Lease) -> None:
@@ -137,43 +148,52 @@ class ClientPlane:
         keys: list[str] = await self._control("keys", partition, {"partition": partition})
         return keys
 
+    def traffic(self) -> Traffic:
+        return self._payloads.meter.read()
+
     async def _control(self, op: str, partition: str, arguments: dict[str, Any]) -> Any:
         """Run one operation of the book inside TransferQueue's controller."""
         meta = await self._timed(
             op,
             self._client.async_get_meta(
-                data_fields=[PAYLOAD],
+                data_fields=[_NO_FIELD],
                 batch_size=1,
                 partition_id=partition,
                 task_name=_TASK,
                 sampling_config={"op": op, "arguments": arguments},
             ),
         )
-        reply = meta.custom_meta[0]["reply"]
-        if isinstance(reply, dict) and "error" in reply:
-            raise getattr(errors, reply["error"])(reply["message"])
-        return reply
+        return _result(meta.custom_meta[0]["reply"])
+
+    async def _claim_all(self, partition: str, claims: Sequence[Mapping[str, Any]]) -> list[Any]:
+        replies: list[Any] = await self._control(
+            "each", partition, {"calls": [["claim", dict(asked)] for asked in claims]}
+        )
+        return replies
 
     async def _delete(self, partition: str, rows: Mapping[str, str]) -> None:
         if rows:
             await self._timed("clear", self._payloads.delete(partition, rows))
 
-    async def _put_row(self, op: str, partition: str, parts: Sequence[torch.Tensor], tags: Mapping[str, Any]) -> None:
-        """Write one row; whatever stops it, no ghost of the row stays behind.
+    async def _put_row(
+        self, op: str, partition: str, parts: Sequence[torch.Tensor], tags: Mapping[str, Any]
+    ) -> str | None:
+        """Write one row, and return its node, if that is to be known; whatever stops it, no ghost of it stays behind.
 
         DataPlaneError, and the earlier row stays, if the store has a row of this name.
         """
         name = tags["row"]
         try:
-            earlier = await self._timed(op, self._payloads.put(partition, parts, tags))
+            stored = await self._timed(op, self._payloads.put(partition, parts, tags))
         except BaseException as error:
             with anyio.move_on_after(_CLEANUP_S, shield=True), suppress(RuntimeError):
                 await self._payloads.delete(partition, {name: tags["put"]})
             if isinstance(error, StoreFull):
                 raise StoreFull(f"no room for {name}: {error}") from error
             raise
-        if earlier:
-            raise already_there(name, partition, earlier)
+        if stored.earlier:
+            raise already_there(name, partition, stored.earlier)
+        return stored.node
 
     async def _timed(self, op: str, call: Coroutine[Any, Any, Result]) -> Result:
         if self._closed:
@@ -186,13 +206,20 @@ class ClientPlane:
             with anyio.fail_after(self._deadline_s):
                 return await call
         except TimeoutError:
-            raise Overdue(f"TransferQueue did not answer {op} within {self._deadline_s:g} s") from None
+            raise DataPlaneSilent(f"TransferQueue did not answer {op} within {self._deadline_s:g} s") from None
         except KeyError as error:
             raise MissingRows(f"rows were deleted during {op}: {error}") from error
         except RuntimeError as error:
             if isinstance(error, errors.AsyncRLError):
                 raise
             raise DataPlaneError(f"TransferQueue refused {op}: {error}") from error
+
+
+def _result(reply: Any) -> Any:
+    """Return what an operation of the book answered, or raise what it raised."""
+    if isinstance(reply, dict) and "error" in reply:
+        raise getattr(errors, reply["error"])(reply["message"])
+    return reply
 
 
 def _arguments(lease: Lease) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import torch
 
+from asyncrl.engine.bounds import MOST_DIMENSIONS
 from asyncrl.engine.errors import DataPlaneError, MissingRows
 
 _ALIGN = 16
@@ -236,12 +237,18 @@ def _header(data: np.ndarray[Any, Any], row: str) -> tuple[_Header, int]:
         raise DataPlaneError(f"{row}: its header cannot be read: {error}") from error
 
 
+def _product(shape: list[int]) -> int:
+    if len(shape) > MOST_DIMENSIONS:
+        raise ValueError(f"a shape of {len(shape):,} dimensions; at most {MOST_DIMENSIONS} are read")
+    return math.prod(shape)
+
+
 def _tensors(data: np.ndarray[Any, Any], start: int, layout: _Layout, *, copy: bool) -> list[torch.Tensor]:
     """Return the tensors of a column; ValueError if its bytes are not there, or not as many as their shapes say."""
     dtype = _DTYPES.get(layout.dtype)
     if dtype is None:
         raise ValueError(f"dtype {layout.dtype!r}; known are {sorted(_DTYPES)}")
-    sizes = [shape[0] if len(shape) == 1 else math.prod(shape) for shape in layout.shapes]
+    sizes = [shape[0] if len(shape) == 1 else _product(shape) for shape in layout.shapes]
     count, first = sum(sizes), start + layout.at
     if layout.at % _ALIGN or first + layout.bytes > data.size or count * dtype.itemsize != layout.bytes:
         raise ValueError(

@@ -84,9 +84,9 @@ class ObservedPlane(PassingPlane):
             stats.seconds += self._clock() - start
             stats.status[status] += 1
 
-    async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:
+    async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> GroupMeta:
         call, size = bind(self._plane.put, partition, group, columns), (group.size, payload_bytes(columns))
-        await self._observe("put", partition, call, keys=group.size, size=lambda _: size)
+        return await self._observe("put", partition, call, keys=group.size, size=lambda _: size)
 
     async def claim(self, partition: str, consumer: str, **asked: Any) -> Claim:
         call = bind(self._plane.claim, partition, consumer, **asked)

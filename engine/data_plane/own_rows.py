@@ -1,9 +1,10 @@
 """The rows of a store that this version of asyncrl put; those of other writers are passed over and named.
 
 Invariant: a row that is shown has all that the book reads of it, in the kinds it expects. A row is looked
-at once for each of its tags, since every claim goes through all rows.
+at when it changed, and never else: an operation costs what it touches, and not what the partition holds.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
@@ -11,13 +12,12 @@ import msgspec
 
 from asyncrl.engine.data_plane.base import check_group
 from asyncrl.engine.data_plane.rows import SCHEMA
+from asyncrl.engine.data_plane.watched import Rows
 from asyncrl.engine.errors import AsyncRLError, DataPlaneError
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.keys import is_sample_key, row_of
 
-Rows = Mapping[str, Mapping[str, Any]]
-
-_SPARE_ROWS = 256
+Tags = Mapping[str, Any]
 
 # A put names a file in shared memory: nothing but what uuid4().hex gives.
 _Put = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
@@ -65,82 +65,112 @@ def _check_column_row(name: str, row: _ColumnRow) -> None:
             raise DataPlaneError(f"the key {key!r}, which is not one of {row.of}")
 
 
-class RowCheck:
-    """What the rows of one partition were found to be."""
+class OwnRows(Mapping[str, Tags]):
+    """The own rows of one partition at the last look: groups, and later columns by their group."""
 
     def __init__(self, group_size: int, clock: Callable[[], float], patience_s: float) -> None:
         self._group_size = group_size
         self._clock = clock
         self._patience_s = patience_s
-        self._own: dict[str, Mapping[str, Any]] = {}
-        self._faults: dict[str, tuple[Mapping[str, Any], str]] = {}
-        # Rows without tags of their own, and since when: a store may show a row before its tags.
+        self._own: dict[str, Tags] = {}
+        self._columns: dict[str, dict[str, None]] = {}
+        self._faults: dict[str, tuple[Tags | None, str]] = {}
+        # Rows without tags of their own, and since when, oldest first: a store may show a row before its tags.
         self._bare: dict[str, float] = {}
+
+    def look(self, rows: Rows) -> list[tuple[str, Tags | None]]:
+        """Look at what changed in the store; return the own rows that came, changed or went, each as it was before."""
+        changed = []
+        for name in rows.take_changed():
+            before, after = self._own.get(name), self._passed(name, rows.get(name))
+            if before is not after:
+                self._keep(name, before, after)
+                changed.append((name, before))
+        self._give_up_on_bare(rows)
+        return changed
 
     @property
     def passed_over(self) -> dict[str, str]:
         """By row: why it was not taken for one of ours, at the last look."""
         return {name: why for name, (_, why) in self._faults.items()}
 
-    def is_own(self, name: str, tags: Mapping[str, Any]) -> bool:
-        # The very object that passed before: the store makes a new one for each write of tags.
-        return self._own.get(name) is tags or self._passes(name, tags)
+    def some_passed_over(self, count: int) -> dict[str, str]:
+        """Return at most `count` of `passed_over`."""
+        return {name: why for name, (_, why) in itertools.islice(self._faults.items(), count)}
 
-    def forget_all_but(self, names: Mapping[str, Any]) -> None:
-        """Forget rows that are no longer there."""
-        if len(self._own) > 2 * len(names) + _SPARE_ROWS:
-            self._own = {name: tags for name, tags in self._own.items() if name in names}
-        for seen in (self._faults, self._bare):
-            for name in [name for name in seen if name not in names]:
-                del seen[name]
+    def place(self, name: str) -> tuple[int, int, str]:
+        """Return where a group stands in the order of claims: oldest version first, then in dispatch order."""
+        tags = self._own[name]["tags"]
+        return tags["version"], tags["group"], name
 
-    def _passes(self, name: str, tags: Mapping[str, Any]) -> bool:
-        known, _ = self._faults.get(name, ({}, ""))
-        if known is tags:
-            return False
-        fault = self._late(name, tags) if self._is_bare(name, tags) else fault_of(name, tags, self._group_size)
-        self._faults.pop(name, None)
-        if fault == "":
-            return False
+    def groups(self) -> Iterator[str]:
+        """Iterate over the rows that hold a group."""
+        return (name for name, tags in self._own.items() if "of" not in tags)
+
+    def columns_of(self, group: str) -> tuple[str, ...]:
+        """Return the rows of later columns of a group, also of earlier puts of it, and if it is gone."""
+        return tuple(self._columns.get(group, ()))
+
+    def is_lost(self, column: str) -> bool:
+        """Return whether the group of a later column is gone, because its writer came late."""
+        tags = self._own[column]
+        return tags["of"] not in self._own or self._own[tags["of"]]["put"] != tags["of_put"]
+
+    def holders(self, group: str, column: str) -> dict[str, str]:
+        """Return, by key, the row that has this later column of a group."""
+        rows = [name for name in self.columns_of(group) if self._own[name]["column"] == column]
+        return {key: name for name in rows if not self.is_lost(name) for key in self._own[name]["keys"]}
+
+    def __getitem__(self, name: str) -> Tags:
+        return self._own[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._own)
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    def _keep(self, name: str, before: Tags | None, after: Tags | None) -> None:
+        if before is not None and "of" in before:
+            siblings = self._columns[before["of"]]
+            siblings.pop(name, None)
+            if not siblings:
+                del self._columns[before["of"]]
+        if after is None:
+            del self._own[name]
+            return
+        self._own[name] = after
+        if "of" in after:
+            self._columns.setdefault(after["of"], {})[name] = None
+
+    def _passed(self, name: str, tags: Tags | None) -> Tags | None:
+        """Return the tags if they are of a row of ours; note why not else."""
+        if tags is None:
+            self._faults.pop(name, None)
+            self._bare.pop(name, None)
+            return None
+        if self._is_bare(name, tags):
+            if self._faults.get(name, (None, ""))[0] is not tags:
+                self._faults.pop(name, None)
+                self._bare.setdefault(name, self._clock())
+            return None
         self._bare.pop(name, None)
+        fault = None if self._own.get(name) is tags else fault_of(name, tags, self._group_size)
         if fault is None:
-            self._own[name] = tags
-            return True
+            self._faults.pop(name, None)
+            return tags
         self._faults[name] = (tags, fault)
-        return False
+        return None
 
-    def _is_bare(self, name: str, tags: Mapping[str, Any]) -> bool:
+    def _is_bare(self, name: str, tags: Tags) -> bool:
         # A late write of tags to a place that is used again shows the tags of the row before.
         return not tags or (isinstance(tags, Mapping) and tags.get("schema") == SCHEMA and tags.get("row") != name)
 
-    def _late(self, name: str, tags: Mapping[str, Any]) -> str:
-        """Return nothing while tags of the row's own may still come, and then the fault."""
-        since = self._bare.setdefault(name, self._clock())
-        return f"no tags of its own for {self._patience_s:g} s" if self._clock() - since > self._patience_s else ""
+    def _give_up_on_bare(self, rows: Rows) -> None:
+        """Pass over rows for whose own tags the time is over."""
+        for name, _ in list(itertools.takewhile(self._is_over, self._bare.items())):
+            del self._bare[name]
+            self._faults[name] = (rows.get(name), f"no tags of its own for {self._patience_s:g} s")
 
-
-class OwnRows(Rows):
-    """A view of `rows`, for the length of one operation, that shows what passes `check` alone."""
-
-    def __init__(self, rows: Rows, check: RowCheck) -> None:
-        self._rows = rows
-        self._check = check
-
-    def __getitem__(self, name: str) -> Mapping[str, Any]:
-        tags = self._rows[name]
-        if not self._check.is_own(name, tags):
-            raise KeyError(name)
-        return tags
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, _ in self.items())
-
-    def items(self) -> list[tuple[str, Mapping[str, Any]]]:  # type: ignore[override]
-        """Return all at once: claims and clears go through every row."""
-        is_own = self._check.is_own
-        own = [(name, tags) for name, tags in self._rows.items() if is_own(name, tags)]
-        self._check.forget_all_but(self._rows)
-        return own
-
-    def __len__(self) -> int:
-        return len(self.items())
+    def _is_over(self, bare: tuple[str, float]) -> bool:
+        return self._clock() - bare[1] > self._patience_s

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from asyncrl.engine.data_plane.base import Claim, Column, Consumption, DataPlane, Lease, Partition
 from asyncrl.engine.records import GroupMeta
+from asyncrl.engine.records.traffic import Traffic
 
 Result = TypeVar("Result")
 
@@ -26,8 +27,8 @@ class PassingPlane:
     async def partition(self, name: str) -> Partition:
         return await self._pass("partition", name, bind(self._plane.partition, name))
 
-    async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:
-        await self._pass("put", partition, bind(self._plane.put, partition, group, columns))
+    async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> GroupMeta:
+        return await self._pass("put", partition, bind(self._plane.put, partition, group, columns))
 
     async def claim(
         self, partition: str, consumer: str, *, columns: Sequence[str], max_groups: int, owner: str, claim_id: str
@@ -64,6 +65,9 @@ class PassingPlane:
 
     async def keys(self, partition: str) -> list[str]:
         return await self._pass("keys", partition, bind(self._plane.keys, partition))
+
+    def traffic(self) -> Traffic:
+        return self._plane.traffic()
 
     async def watch(self) -> None:
         await self._pass("watch", "", self._plane.watch)

@@ -14,6 +14,7 @@ from asyncrl.engine.data_plane.base import Claim
 from asyncrl.engine.data_plane.codec import decode_row
 from asyncrl.engine.errors import DataPlaneError, MissingRows
 from asyncrl.engine.records import GroupMeta
+from asyncrl.engine.records.group import STORED_AT
 from asyncrl.engine.records.keys import row_of
 
 SCHEMA = 1
@@ -26,6 +27,16 @@ def group_row_tags(keys: Sequence[str], columns: Iterable[str], tags: Mapping[st
     row = row_of(keys[0])
     own = {"schema": SCHEMA, "row": row, "put": uuid.uuid4().hex}
     return {**own, "keys": list(keys), "columns": sorted(columns), "tags": plain}
+
+
+def stamped(tags: Mapping[str, Any], node: str) -> Mapping[str, Any]:
+    """Return the tags of a row that is on `node`: a group's own tags say so, but for one that was stored before.
+
+    A log has said where that one was: if it is put again, it goes by what the log says.
+    """
+    if "of" in tags or STORED_AT in tags["tags"]:
+        return tags
+    return {**tags, "tags": {**tags["tags"], STORED_AT: node}}
 
 
 def column_row(row: str, column: str, writer: str) -> str:

@@ -3,16 +3,17 @@
 TransferQueue's controller has one request thread, so every operation here is atomic. A request
 carries an operation in its sampling configuration; the reply rides as the tags of a row that
 does not exist (index -1), so no row's own tags are ever touched. TransferQueue shows a row before
-its tags, and the rows of other writers; the book is given its own alone (own_rows.py).
+its tags, and the rows of other writers; the book goes by its own alone (own_rows.py).
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from transfer_queue import BaseSampler
 
 from asyncrl.engine.data_plane.book import Book
+from asyncrl.engine.data_plane.watched import WatchedDict
 from asyncrl.engine.errors import AsyncRLError
 
 REPLY_ROW = -1
@@ -21,45 +22,45 @@ REPLY_ROW = -1
 _NO_TAGS: Mapping[str, Any] = {}
 
 
-class TaggedRows(Mapping[str, Mapping[str, Any]]):
-    """Tags by row name of a TransferQueue partition, as they are: none yet, another row's, another writer's.
+class TaggedRows:
+    """Tags by row name of a TransferQueue partition, as they are: none yet, another row's, another writer's."""
 
-    A view for the length of one operation. Looking up a name costs the same in any partition.
-    """
+    def __init__(self, partition: Any, gone: Iterable[str] = ()) -> None:
+        self.partition = partition
+        self._gone = tuple(gone)
+        # TransferQueue tells nobody of a change, so its own tables do.
+        partition.keys_mapping = self._index = WatchedDict[str, int](partition.keys_mapping)
+        partition.custom_meta = self._tags = WatchedDict[int, Mapping[str, Any]](partition.custom_meta)
 
-    def __init__(self, partition: Any) -> None:
-        self._index: Mapping[str, int] = partition.keys_mapping
-        self._tags: Mapping[int, Mapping[str, Any]] = partition.custom_meta
+    def get(self, name: str, /) -> Mapping[str, Any] | None:
+        return self._tags.get(self._index[name], _NO_TAGS) if name in self._index else None
 
-    def __getitem__(self, name: str) -> Mapping[str, Any]:
-        return self._tags.get(self._index[name], _NO_TAGS)
+    def take_changed(self) -> Iterable[str]:
+        # A place that is used again has the name of its row by now.
+        names: Mapping[int, str] = self.partition.revert_keys_mapping
+        tagged = [names[at] for at in self._tags.take_changed() if at in names]
+        gone, self._gone = self._gone, ()
+        return dict.fromkeys([*gone, *self._index.take_changed(), *tagged])
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._index
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._index)
-
-    def items(self) -> list[tuple[str, Mapping[str, Any]]]:  # type: ignore[override]
-        """Return all at once: claims and clears go through every row."""
-        tags = self._tags
-        return [(name, tags.get(at, _NO_TAGS)) for name, at in self._index.items()]
-
-    def __len__(self) -> int:
-        return len(self._index)
+    def names(self) -> Iterable[str]:
+        return self._index.keys()
 
 
 class BookSampler(BaseSampler):  # type: ignore[misc]
-    """Answers `{"op": name, "arguments": {...}}` from the book; consumes nothing in TransferQueue."""
+    """Answers `{"op": name, "arguments": {...}}` from the book; consumes nothing in TransferQueue.
+
+    `each` answers several such calls at once, each by itself.
+    """
 
     def __init__(self, lease_s: float = 600.0) -> None:
         super().__init__()
         self._book = Book(time.monotonic, lease_s)
+        self._rows: dict[str, TaggedRows] = {}
 
     def has_cached_result(
         self, partition_id: str, task_name: str, sampling_config: dict[str, Any] | None = None
     ) -> bool:
-        """Let operations through even when no row is ready."""
+        """Let operations through even when no row is ready, as none ever is of the field that they ask for."""
         return bool((sampling_config or {}).get("op"))
 
     def sample(
@@ -73,16 +74,32 @@ class BookSampler(BaseSampler):  # type: ignore[misc]
     ) -> tuple[list[int], list[int]]:
         if partition is None:
             raise ValueError("the partition does not exist; register it first")
-        try:
-            reply = self._answer(TaggedRows(partition), op, arguments or {})
-        except AsyncRLError as error:
-            reply = {"error": type(error).__name__, "message": str(error)}
-        except Exception as error:  # The edge of TransferQueue's controller, which would answer without a name.
-            reply = {"error": "DataPlaneError", "message": f"{op} failed in the store: {type(error).__name__}: {error}"}
+        rows = self._rows_of(partition)
+        if op == "each":
+            reply = [self._reply(rows, *call) for call in (arguments or {})["calls"]]
+        else:
+            reply = self._reply(rows, op, arguments or {})
         partition.custom_meta[REPLY_ROW] = {"reply": reply}
         return [REPLY_ROW], []
 
-    def _answer(self, rows: Mapping[str, Mapping[str, Any]], op: str, arguments: dict[str, Any]) -> Any:
+    def _reply(self, rows: TaggedRows, op: str, arguments: Mapping[str, Any]) -> Any:
+        """Return what the book answers, or which error it raised."""
+        try:
+            return self._answer(rows, op, **arguments)
+        except AsyncRLError as error:
+            return {"error": type(error).__name__, "message": str(error)}
+        except Exception as error:  # The edge of TransferQueue's controller, which would answer without a name.
+            return {"error": "DataPlaneError", "message": f"{op} failed in the store: {type(error).__name__}: {error}"}
+
+    def _answer(self, rows: TaggedRows, op: str, partition: str, **arguments: Any) -> Any:
         if op == "register":
-            return self._book.register(**arguments)
-        return getattr(self._book, op)(self._book.own(rows, arguments["partition"]), **arguments)
+            return self._book.register(partition, **arguments)
+        return getattr(self._book.of(partition, rows), op)(**arguments)
+
+    def _rows_of(self, partition: Any) -> TaggedRows:
+        rows = self._rows.get(partition.partition_id)
+        if rows is None or rows.partition is not partition:
+            # Somebody may have removed the partition with all its rows, and made it anew.
+            rows = TaggedRows(partition, rows.names() if rows else ())
+            self._rows[partition.partition_id] = rows
+        return rows

@@ -100,6 +100,10 @@ class SharedMemory:
         except (FileNotFoundError, RuntimeError) as error:
             raise MissingRows(f"a row was cleared while it was read: {error}") from error
 
+    def has(self, name: str) -> bool:
+        """Return whether there is a payload of this name."""
+        return self._file(name).exists()
+
     def remove(self, names: Sequence[str]) -> None:
         """Remove payloads; those that are gone already are ignored."""
         for name in names:

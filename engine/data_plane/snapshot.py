@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from asyncrl.engine.bounds import LARGEST_JSON, read_bytes
 from asyncrl.engine.data_plane.base import Column, DataPlane
 from asyncrl.engine.errors import DataPlaneError
 from asyncrl.engine.records import GroupMeta
@@ -67,7 +68,7 @@ class Snapshot:
     def read(cls, folder: Path) -> "Snapshot":
         """Read what `write` wrote; DataPlaneError if the files are of another format, or not whole."""
         try:
-            index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+            index = json.loads(read_bytes(folder / _INDEX, LARGEST_JSON, DataPlaneError))
             if index["format"] != _FORMAT:
                 raise DataPlaneError(f"{folder} is a snapshot of format {index['format']}; this is {_FORMAT}")
             tensors = load_file(folder / _TENSORS)

@@ -12,10 +12,32 @@ from asyncrl.engine.errors import NotWritten, TraceError
 from asyncrl.engine.events.lock import LogLock
 from asyncrl.engine.events.reopen import reopen
 from asyncrl.engine.events.segments import FILE_NAME, read_lines, segment_files
-from asyncrl.engine.events.types import UNREADABLE, AnyEvent, Resumed, RunStarted, check_schema
+from asyncrl.engine.events.types import (
+    UNREADABLE,
+    AnyEvent,
+    EvaluationFailed,
+    GroupFailed,
+    OwnerDead,
+    PublishFailed,
+    Resumed,
+    RunEnded,
+    RunStarted,
+    check_schema,
+)
 from asyncrl.engine.events.writer import SEGMENT_BYTES, FileWriter, ThreadedWriter, Writer
 
 __all__ = ["FILE_NAME", "EventLog", "Fold", "effective_events", "fold_events", "located_events", "read_events"]
+
+
+_TOLD = {
+    GroupFailed: "error",
+    OwnerDead: "error",
+    PublishFailed: "error",
+    EvaluationFailed: "error",
+    Resumed: "cause",
+    RunEnded: "reason",
+}
+"""The fields with what others' code raised, by type of event: it may say anything."""
 
 
 class Fold(Protocol):
@@ -38,7 +60,7 @@ class EventLog:
     is writing it. `threaded` writes in a thread of its own, off the critical path (not in
     virtual time), which puts lines in the file by itself; else `flush` does (each step). `close`, and a
     `Checkpointed` event, also sync them. What is over `segment_bytes` becomes a finished, compressed
-    segment beside `path`.
+    segment beside `path`. `redact` is given every error's text before it is logged.
     """
 
     def __init__(
@@ -51,7 +73,9 @@ class EventLog:
         threaded: bool = False,
         segment_bytes: int = SEGMENT_BYTES,
         on_failure: Callable[[NotWritten], None] | None = None,
+        redact: Callable[[str], str] | None = None,
     ) -> None:
+        self._redact = redact
         self._on_failure = on_failure
         self._clock = clock
         self._wall = wall
@@ -98,6 +122,9 @@ class EventLog:
     def append(self, event: AnyEvent) -> None:
         self._seq += 1
         event = msgspec.structs.replace(event, seq=self._seq, t=self.now, wall=round(self._wall(), 3))
+        if self._redact is not None and type(event) in _TOLD:
+            told = _TOLD[type(event)]
+            event = msgspec.structs.replace(event, **{told: self._redact(getattr(event, told))})
         failed: OSError | None = None
         if self._writer is not None:
             try:
@@ -112,7 +139,15 @@ class EventLog:
         if failed is not None:
             self._fail(failed)
 
-    def resume(self, checkpoint: str, *, after: int, config: Mapping[str, Any] | None = None) -> None:
+    def resume(
+        self,
+        checkpoint: str,
+        *,
+        after: int,
+        config: Mapping[str, Any] | None = None,
+        attempt: int = 1,
+        cause: str = "",
+    ) -> None:
         """Continue from a checkpoint that holds everything up to event `after`; later events become void.
 
         The folds, which must be new, are given the events that count, then the `Resumed` event that says so, with the
@@ -127,7 +162,9 @@ class EventLog:
         for event in effective_events(self._path if self._path.name != FILE_NAME else self._path.parent, up_to=after):
             for fold in self._folds:
                 fold.apply(event)
-        self.append(Resumed(checkpoint=checkpoint, after=after, config=dict(config or {})))
+        self.append(
+            Resumed(checkpoint=checkpoint, after=after, config=dict(config or {}), attempt=attempt, cause=cause)
+        )
 
     def flush(self) -> None:
         if self._writer is not None:

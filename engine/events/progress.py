@@ -28,7 +28,7 @@ class Progress:
         self.batches = 0
         self.trained_tokens = 0
         self.generated_tokens = 0
-        self.first_step_wall: float | None = None
+        self.first_step_s: float | None = None
         self.ages: Counter[int] = Counter()
         self.rewards = Means(reward_window)
         self.trained_rewards = Means()
@@ -55,8 +55,8 @@ class Progress:
                 self.trained_rewards.add(event.reward_sum, event.samples)
                 self._busy_shares += event.metrics.get(ENGINE_BUSY, 0.0)
                 self.last_step = event
-                if self.first_step_wall is None:
-                    self.first_step_wall = event.wall
+                if self.first_step_s is None:
+                    self.first_step_s = event.t
             case Published():
                 self.last_publish = event
             case Put():

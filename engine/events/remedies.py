@@ -6,6 +6,7 @@ from typing import Any
 
 from asyncrl.engine.records.fate import (
     CANCELLED,
+    COLLECTOR_DIED,
     FAILED_FATE,
     FEW_LIVE,
     NAN_REWARD,
@@ -42,15 +43,16 @@ _REMEDIES = {
     "duplicate/few_distinct": "raise {rollout.temperature}",
     "importance_outliers": "trainer and generators disagree: look at train/ratio_mean and {model.dtype}, lower "
     "{rollout.max_staleness}, or raise max_log_ratio of the filter",
-    NAN_REWARD: "the task's rewards must be finite numbers",
+    COLLECTOR_DIED: "collectors died and were replaced: log.jsonl has the causes; look at their memory",
+    NAN_REWARD: "rewards must be finite numbers: look at the task or the reward functions",
     NO_TOKENS: "responses are empty: look at the prompts and at what ends a response",
-    FEW_LIVE: "few samples of a group have a finite reward and a token to train: look at the task, and at "
-    "{rollout.min_live}",
+    FEW_LIVE: "few samples of a group have a finite reward and a token to train: look at the task or the reward "
+    "functions, and at {rollout.min_live}",
     "lease_lost": "raise {data_plane.lease_s}",
     "timeout": "raise {collector.group_timeout_s}",
     QUEUE_TIMEOUT: "raise {collector.queue_timeout_s}, or add collectors",
     "score_timeout": "raise {collector.score_timeout_s}",
-    "score_error": "the task's score raised; log.jsonl has the errors",
+    "score_error": "a score raised; log.jsonl has the errors",
 }
 _OPTION = re.compile(r"\{([\w.]+)\}")
 

@@ -11,15 +11,24 @@ import shutil
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from asyncrl.engine.bounds import read_bytes
 from asyncrl.engine.errors import TraceError
 
 FILE_NAME = "events.jsonl"
 INDEX = "events.index.json"
 _FINISHED = "events-??????.jsonl"
+LONGEST_LINE = 64 << 20
+"""Bytes of an event. The largest name all samples of a batch, in some fifty bytes each."""
+LARGEST_SEGMENT = 160 << 20
+"""Bytes of a compressed segment's lines: one is finished as soon as it has 64 MiB. A file of the same size can
+hold a thousand times as much, if it was made for that."""
+_LARGEST_INDEX = 16 << 20
+"""Bytes. A segment takes a hundred."""
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,8 +49,9 @@ def read_index(folder: Path) -> Index:
     """Return the index of a folder, or an empty one. TraceError if it is damaged."""
     path = folder / INDEX
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Index) if path.exists() else Index()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        content = read_bytes(path, _LARGEST_INDEX, TraceError) if path.exists() else b"{}"
+        return msgspec.json.decode(content, type=Index)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"{INDEX} is not a valid index: {error}; it can be deleted") from error
 
 
@@ -62,11 +72,18 @@ def segment_files(folder: Path) -> list[Path]:
 def read_lines(path: Path) -> Iterator[bytes]:
     """Yield the whole lines of one file; a torn last line is ignored.
 
-    TraceError for a compressed file that is damaged or breaks off: it was whole when it was finished.
+    TraceError for a compressed file that is damaged or breaks off: it was whole when it was finished. TraceError too
+    for a line of more than LONGEST_LINE bytes, and a compressed file of more than LARGEST_SEGMENT.
     """
+    packed, size = path.suffix == ".gz", 0
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            for line in file:
+        with gzip.open(path, "rb") if packed else path.open("rb") as file:
+            for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE + 1), b""), start=1):
+                size += len(line)
+                if len(line) > LONGEST_LINE:
+                    raise TraceError(f"{path.name}, line {number}: it has more than {LONGEST_LINE:,} bytes")
+                if packed and size > LARGEST_SEGMENT:
+                    raise TraceError(f"{path.name}, line {number}: there are more than {LARGEST_SEGMENT:,} bytes")
                 if line.endswith(b"\n"):
                     yield line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

@@ -17,10 +17,10 @@ class Ends:
     def __init__(self) -> None:
         self.started: RunStarted | None = None
         self.ended: RunEnded | None = None
-        self.last_wall = 0.0
+        self.last_s = 0.0
 
     def apply(self, event: AnyEvent) -> None:
-        self.last_wall = event.wall
+        self.last_s = event.t
         if isinstance(event, RunStarted):
             self.started = event
         elif isinstance(event, RunEnded):
@@ -28,20 +28,22 @@ class Ends:
 
 
 def summarise_log(
-    ledger: Ledger, progress: Progress, ends: Ends, *, started_wall: float = 0.0, bias_warning: float | None = None
+    ledger: Ledger, progress: Progress, ends: Ends, *, bias_warning: float | None = None
 ) -> dict[str, Any]:
-    """Build the summary from folds only; `started_wall` is used if the log lacks its beginning."""
-    started, ended = ends.started, ends.ended
+    """Build the summary from folds only."""
+    started, ended, lead_s = ends.started, ends.ended, 0.0
     if started is not None:
-        started_wall = started.wall if started.process_wall is None else started.process_wall
+        if started.process_wall is not None:
+            # A clock that was set back meanwhile tells nothing of the time before the log.
+            lead_s = max(0.0, started.wall - started.process_wall - started.t)
         bias_warning = started.config.get("rollout", {}).get("bias_warning", bias_warning)
     return {
         **summarise(
             ledger=ledger,
             progress=progress,
             ending=Ending(1, "the log breaks off") if ended is None else Ending(ended.code, ended.reason),
-            started_wall=started_wall,
-            ended_wall=ends.last_wall,
+            began_s=-lead_s,
+            ended_s=ends.last_s,
             data_plane_keys_left=None if ended is None else ended.keys_left,
             bias_warning=bias_warning,
         ),
@@ -56,21 +58,21 @@ def summarise(
     ledger: Ledger,
     progress: Progress,
     ending: Ending,
-    started_wall: float,
-    ended_wall: float,
+    began_s: float,
+    ended_s: float,
     data_plane_keys_left: int | None,
     bias_warning: float | None,
 ) -> dict[str, Any]:
-    """Build the summary. Times are seconds from process creation, or from the call of `run`.
+    """Build the summary. Times are seconds from `began_s`: process creation, or the call of `run`, in the log's time.
 
-    A value that never came to be is null.
+    That time does not follow a wall clock that is set during the run. A value that never came to be is null.
     """
-    first = progress.first_step_wall
+    first = progress.first_step_s
     return {
         "steps": progress.steps,
         "batches": progress.batches,
-        "seconds_total": round(ended_wall - started_wall, 3),
-        "seconds_to_first_step": None if first is None else round(first - started_wall, 3),
+        "seconds_total": round(ended_s - began_s, 3),
+        "seconds_to_first_step": None if first is None else round(first - began_s, 3),
         "reward_first_10": Means.mean(progress.rewards.first),
         "reward_last_10": Means.mean(progress.rewards.last),
         "reward_trained_last_10": Means.mean(progress.trained_rewards.last),

@@ -111,11 +111,55 @@ class ClaimReturned(Event, frozen=True, kw_only=True, tag="claim_returned"):
 
 class OwnerDead(Event, frozen=True, kw_only=True, tag="owner_dead"):
     """An actor, or a driver with claims, died or was declared dead; `error` is the cause. Its groups are ready
-    again."""
+    again. `replaced`: the run goes on without it, and another is started in its place."""
 
     owner: str
     groups: list[int]
     error: str = ""
+    replaced: bool = False
+
+
+class CollectorAdded(Event, frozen=True, kw_only=True, tag="collector_added"):
+    """A collector was started while the run goes on, and is to join."""
+
+    collector: str
+
+
+class CollectorJoined(Event, frozen=True, kw_only=True, tag="collector_joined"):
+    """A collector that was added takes part: it serves the newest weights that were published."""
+
+    collector: str
+
+
+class CollectorLeaving(Event, frozen=True, kw_only=True, tag="collector_leaving"):
+    """A collector is to leave: it is granted nothing more. What it has in flight after `seconds` (null: no limit) it
+    hands back."""
+
+    collector: str
+    seconds: float | None = None
+
+
+class CollectorLeft(Event, frozen=True, kw_only=True, tag="collector_left"):
+    """A collector is gone, with nothing in flight, and none comes in its place."""
+
+    collector: str
+
+
+class RanksPlaced(Event, frozen=True, kw_only=True, tag="ranks_placed"):
+    """The node of each rank, by address. From here on plans prefer for a rank what is stored on its node."""
+
+    nodes: list[str]
+
+
+class ActorRestarted(Event, frozen=True, kw_only=True, tag="actor_restarted"):
+    """An actor that died was replaced, and its successor works: it serves the newest weights that were published.
+
+    `restart` counts its restarts within the window of the policy, `seconds` have passed since its death.
+    """
+
+    actor: str
+    restart: int = 1
+    seconds: float = 0.0
 
 
 class Judged(Event, frozen=True, kw_only=True, tag="judged"):
@@ -314,12 +358,15 @@ class Resumed(Event, frozen=True, kw_only=True, tag="resumed"):
     """The run continues from a checkpoint: events after number `after`, up to this one, are void.
 
     `after` is the number of the last event that the checkpoint holds; 1, and no name of a checkpoint, if there was none
-    and the run began anew. `config` holds every value in force from here on; empty: those of before.
+    and the run began anew. `config` holds every value in force from here on; empty: those of before. `attempt` counts
+    the attempts of the command, from 1; one after the first has the `cause` of the failure before it.
     """
 
     checkpoint: str
     after: int
     config: dict[str, Any] = {}
+    attempt: int = 1
+    cause: str = ""
 
 
 class RunEnded(Event, frozen=True, kw_only=True, tag="run_ended"):
@@ -347,6 +394,12 @@ AnyEvent = (
     | Claimed
     | ClaimReturned
     | OwnerDead
+    | ActorRestarted
+    | CollectorAdded
+    | CollectorJoined
+    | CollectorLeaving
+    | CollectorLeft
+    | RanksPlaced
     | Judged
     | BatchJudged
     | BatchTaken

@@ -5,13 +5,15 @@ is loaded.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
 import torch
 
-from asyncrl.configs import RunConfig
+from asyncrl.configs import Loaded, RunConfig
 from asyncrl.engine.errors import ConfigError
+from asyncrl.engine.lifecycle.backends import torch_backend
 from asyncrl.engine.lifecycle.engines import ELSEWHERE
 from asyncrl.engine.lifecycle.evaluation import evaluation_config
 from asyncrl.engine.lifecycle.parts import (
@@ -21,7 +23,6 @@ from asyncrl.engine.lifecycle.parts import (
     positions_of,
     run_tokenizer,
     stop_ids,
-    torch_backend,
 )
 from asyncrl.engine.model.causal_lm import outline_model
 from asyncrl.engine.model.checkpoint import check_weights, read_config
@@ -128,15 +129,58 @@ def _check_layers(config: RunConfig, architecture: Any, tokenizer: Tokenizer) ->
         return
     if config.collector.engine not in ELSEWHERE:
         check_engine(config, model)
-    trainer = config.trainer
+    if config.trainer.backend == "megatron":  # It has layers of its own.
+        return
     places = [(torch.device("cpu"), torch.float32)]
-    device, dtype = choose_device(trainer.device, 0), torch_dtype(config.model.dtype)
+    device, dtype = _place(config)
     # The kernel runs only on its device. Everything else is the same, and more exact, on the CPU.
-    if trainer.packed and has_varlen(device, dtype):
+    if config.trainer.packs and has_varlen(device, dtype):
         places.append((device, dtype))
-    for device, dtype in places:
-        model = model.to(device)
-        alike = Alike(model, temperature=config.rollout.temperature)
-        alike.check(
-            torch_backend(config, model, pad_id=0, dtype=dtype), packed=trainer.packed, align=trainer.align, dtype=dtype
-        )
+    for place in places:
+        _try_layers(config, model, *place)
+
+
+def with_packing(loaded: Loaded, *, extras: Sequence[str] = ()) -> Loaded:
+    """Return a configuration that says whether rows are packed, if it does not say so yet (`trainer.packed` null)."""
+    trainer = loaded.config.trainer
+    if trainer.packed is not None:
+        return loaded
+    packed, padded = (
+        loaded.config.model_copy(update={"trainer": trainer.model_copy(update={"packed": choice})})
+        for choice in (True, False)
+    )
+    config = packed if _pack_well(packed, extras) else padded
+    return replace(loaded, config=config, sources={**loaded.sources, "trainer.packed": "the choice at the start"})
+
+
+def _pack_well(config: RunConfig, extras: Sequence[str]) -> bool:
+    """Return whether the kernel for varying lengths runs, and a small model then keeps samples apart.
+
+    A model that needs a task's extras, or has no small one of its kind, cannot be tried.
+    """
+    device, dtype = _place(config)
+    if extras or not has_varlen(device, dtype):
+        return False
+    if config.model.path is None or config.trainer.backend == "megatron":
+        return True
+    model = sketch_model(read_config(config.model.path))
+    if model is None:
+        return False
+    try:
+        _try_layers(config, model, device, dtype)
+    except ConfigError as error:
+        log.warning("rows are padded, because layers of this model do not pack them", why=str(error))
+        return False
+    return True
+
+
+def _place(config: RunConfig) -> tuple[torch.device, torch.dtype]:
+    """Return where ranks train, and the type that they compute in."""
+    return choose_device(config.trainer.device, 0), torch_dtype(config.model.dtype)
+
+
+def _try_layers(config: RunConfig, model: Any, device: torch.device, dtype: torch.dtype) -> None:
+    trainer, model = config.trainer, model.to(device)
+    alike = Alike(model, temperature=config.rollout.temperature)
+    backend = torch_backend(config, model, pad_id=0, dtype=dtype)
+    alike.check(backend, packed=trainer.packs, align=trainer.align, dtype=dtype)

@@ -4,9 +4,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from asyncrl.collectors.data.renderer import Renderer
-from asyncrl.collectors.environments.agents.agent import Agent
 from asyncrl.collectors.environments.agents.chat import Drawn
 from asyncrl.collectors.environments.agents.history import Rendering
+from asyncrl.collectors.environments.agents.solver import Solver
 from asyncrl.collectors.environments.between import Between
 from asyncrl.collectors.environments.conversation import Conversation, Limits
 from asyncrl.collectors.environments.generator import EnvironmentGenerator
@@ -46,7 +46,7 @@ def with_environment(
         tool_timeout_s=section.tool_timeout_s,
         on_tool_error=section.on_tool_error,
     )
-    if isinstance(environment, Agent):
+    if isinstance(environment, Solver):
         rendering = Rendering(tokenizer, stop_ids, chat=Renderer(config.data, (), tokenizer).chat)
         return _with_agent(config, generator, environment, limits, rendering=rendering, taken=taken)
     conversation = Conversation(
@@ -63,7 +63,7 @@ def with_environment(
 def _with_agent(
     config: RunConfig,
     engine: EngineGenerator,
-    agent: Agent,
+    agent: Solver,
     limits: Limits,
     *,
     rendering: Rendering,
@@ -76,7 +76,7 @@ def _with_agent(
     rollout = config.rollout
     proxy = Proxy(Drawn(rollout.top_p, tuple(rollout.stop_strings)))
     play = AgentPlay(agent, limits, rendering=rendering, proxy=proxy, temperature=rollout.temperature, taken=taken)
-    return EnvironmentGenerator(engine, play, beside=proxy.run)
+    return EnvironmentGenerator(engine, play, beside=play.run)
 
 
 def check_environment(config: RunConfig, tokenizer: ChatTokenizer, *, stop_ids: Sequence[int], tools: Tools) -> None:

@@ -34,6 +34,8 @@ def evaluation_config(config: RunConfig, prompts: Sequence[Prompt]) -> RunConfig
                     "stale_mode": "drop",
                 }
             ),
+            # Nothing of it is trained.
+            "trainer": config.trainer.model_copy(update={"router_replay": False}),
             "collector": collector.model_copy(
                 update={
                     "count": 1,

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -33,7 +33,8 @@ from asyncrl.engine.lifecycle.transports import Transports, choose_way, weight_d
 from asyncrl.engine.model.device import choose_device
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.filters.taggers import Tagger
-from asyncrl.trainers.reducer import Meeting
+from asyncrl.trainers.links import Links
+from asyncrl.trainers.reducer import Gloo, Meeting, MeetingPoint
 
 
 @asynccontextmanager
@@ -58,9 +59,10 @@ async def local_deployment(
     )
     warn_of_settings(config)
     await plane.register(train_partition(config, task.extras))
-    meeting = Meeting(config.trainer.ranks, config.trainer.step_timeout_s)
     way = choose_way(config)
-    with weight_directory(config, way) as directory:
+    async with AsyncExitStack() as stack:
+        directory = stack.enter_context(weight_directory(config, way))
+        links = await stack.enter_async_context(_links(config))
         transports = Transports.of(config, way, directory)
         trains_on, collects_on = (choose_device(part.device, 0) for part in (config.trainer, config.collector))
         collectors = [
@@ -82,7 +84,7 @@ async def local_deployment(
                 i,
                 model=rank_model(config, 0),
                 plane=plane,
-                reducer=meeting.member(i),
+                links=links[i],
                 transport=transports.build(f"rank{i}", trains_on, blocking=in_place),
                 blocking=in_place,
                 extras=task.extras,
@@ -98,6 +100,23 @@ async def local_deployment(
             yield replace(made, evaluation=evaluation)
         finally:
             await plane.close()
+
+
+@asynccontextmanager
+async def _links(config: RunConfig) -> AsyncIterator[list[Links]]:
+    """Yield what links each rank to the others. Megatron's groups are of a process, which has one rank of it."""
+    trainer = config.trainer
+    if trainer.backend == "torch":
+        meeting = Meeting(trainer.ranks, trainer.step_timeout_s)
+        yield [Links(meeting.member(i)) for i in range(trainer.ranks)]
+        return
+    point = MeetingPoint()
+    gloo = Gloo(rank=0, ranks=1, meeting=point.address, timeout_s=trainer.step_timeout_s, blocking=in_place)
+    await gloo.join()
+    try:
+        yield [Links(gloo)]
+    finally:
+        gloo.leave()
 
 
 async def local_evaluator(config: RunConfig, prepared: PreparedTask, *, plane: DataPlane, call_in: CallIn) -> Collector:

@@ -22,6 +22,7 @@ from asyncrl.engine.aio.blocking import Blocking
 from asyncrl.engine.data_plane.base import DataPlane, Partition
 from asyncrl.engine.deployment import CONSUMER, PARTITION
 from asyncrl.engine.errors import ConfigError
+from asyncrl.engine.lifecycle.backends import build_backend, rank_device, takes_part
 from asyncrl.engine.lifecycle.engines import ELSEWHERE, build_elsewhere
 from asyncrl.engine.lifecycle.environments import with_environment
 from asyncrl.engine.model.causal_lm import build_model, cast_weights
@@ -31,17 +32,15 @@ from asyncrl.engine.model.settings import end_tokens, read_json
 from asyncrl.engine.model.tokenizer import CharTokenizer, ChatTokenizer, Tokenizer, load_tokenizer
 from asyncrl.engine.model.writer import ModelWriter
 from asyncrl.engine.records import Prompt
-from asyncrl.engine.records.columns import COLUMNS, REFERENCE_LOGPROBS, TRAINER_LOGPROBS
+from asyncrl.engine.records.columns import COLUMNS, REFERENCE_LOGPROBS, ROUTED_EXPERTS, TRAINER_LOGPROBS
 from asyncrl.engine.weights.base import WeightTransport
 from asyncrl.filters import build_chain
 from asyncrl.filters.taggers import Tagger
-from asyncrl.trainers.backends.alike import Alike
-from asyncrl.trainers.backends.torch_backend import TorchBackend, TorchSettings
 from asyncrl.trainers.cost.model import CostModel
 from asyncrl.trainers.cost.peak import peak_flops
-from asyncrl.trainers.extras import check_takes
+from asyncrl.trainers.links import Links
+from asyncrl.trainers.parallel import Parallel
 from asyncrl.trainers.rank import RankSettings, TrainerRank
-from asyncrl.trainers.reducer import Reducer
 from asyncrl.trainers.schedule import Schedule
 
 log = structlog.get_logger()
@@ -53,7 +52,12 @@ PROMPTS = 2000
 def train_partition(config: RunConfig, extras: Sequence[str] = ()) -> Partition:
     """Return the partition of training groups; `extras` are the tensors that the run's task attaches."""
     later = (TRAINER_LOGPROBS, REFERENCE_LOGPROBS)
-    return Partition(PARTITION, config.rollout.group_size, (*COLUMNS, *extras), (CONSUMER,), later=later)
+    columns = (*COLUMNS, *extras, *_replayed(config))
+    return Partition(PARTITION, config.rollout.group_size, columns, (CONSUMER,), later=later)
+
+
+def _replayed(config: RunConfig) -> tuple[str, ...]:
+    return (ROUTED_EXPERTS,) if config.trainer.router_replay else ()
 
 
 def cost_model(config: RunConfig) -> CostModel | None:
@@ -169,6 +173,7 @@ def native_only(config: RunConfig) -> dict[str, tuple[Any, Any]]:
         "rollout.oversample": (rollout.oversample, 0),
         "collector.on_update": (collector.on_update, "keep"),
         "environment.name": (config.environment.name, None),
+        "trainer.router_replay": (config.trainer.router_replay, False),
     }
     asked = {path: (value, off) for path, (value, off) in options.items() if value != off}
     if rollout.stale_mode == "tokens":
@@ -209,7 +214,9 @@ def _native(config: RunConfig, model: Any, tokenizer: Tokenizer, *, blocking: Bl
         rows=collector.decode_samples,
         length=collector.slot_tokens,
         cache_bytes=int(collector.cache_gib * 2**30),
-        compiled=collector.compile and next(model.parameters()).is_cuda,
+        # A compiled model may leave out what is noted beside its outputs.
+        compiled=collector.compile and next(model.parameters()).is_cuda and not config.trainer.router_replay,
+        experts=config.trainer.router_replay,
     )
     return NativeEngine(model, settings, blocking=blocking, text=lambda ids: tokenizer.decode(list(ids)))
 
@@ -245,11 +252,14 @@ def build_run_model(config: RunConfig) -> Any:
 
 
 def rank_model(config: RunConfig, place: int) -> Any:
-    """Return the model of the rank at `place` of the run's processes, on its device, in float32."""
+    """Return the model of the rank at `place` of the run's processes, in float32.
+
+    It is on the rank's device, or in the host's memory where a rank takes only its part of the weights from there.
+    """
     model = build_run_model(config)
     if config.lora.rank is not None:
         model = add_adapter(model, config.lora, seed=config.run.seed)
-    return model.to(choose_device(config.trainer.device, place))
+    return model if takes_part(config) else model.to(rank_device(config, place))
 
 
 def collector_model(config: RunConfig, place: int) -> Any:
@@ -261,14 +271,8 @@ def collector_model(config: RunConfig, place: int) -> Any:
     )
 
 
-def _device_name(model: Any) -> str:
-    device = next(model.parameters()).device
+def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def torch_backend(config: RunConfig, model: Any, *, pad_id: int, dtype: torch.dtype) -> TorchBackend:
-    """Return the run's backend around a model; it computes in `dtype`."""
-    return TorchBackend(model, TorchSettings.of(config), pad_id=pad_id, compute_dtype=dtype)
 
 
 def build_rank(
@@ -277,20 +281,20 @@ def build_rank(
     *,
     model: Any,
     plane: DataPlane,
-    reducer: Reducer,
+    links: Links,
     transport: WeightTransport,
     blocking: Blocking[Any],
     extras: Sequence[str] = (),
 ) -> TrainerRank:
-    """Build a rank; ConfigError if the model does not take an extra, or does not keep samples apart."""
+    """Build a rank; ConfigError if the model does not take an extra, or does not keep samples apart.
+
+    Ranks that keep shards of a model together build at the same time.
+    """
     trainer = config.trainer
-    check_takes(model, extras)
-    dtype = torch_dtype(config.model.dtype)
-    # A model that needs a task's extras cannot be tried without them.
-    alike = None if extras else Alike(model, temperature=config.rollout.temperature)
-    backend = torch_backend(config, model, pad_id=run_tokenizer(config).pad_id, dtype=dtype)
-    if alike is not None:
-        alike.check(backend, packed=trainer.packed, align=trainer.align, dtype=dtype)
+    own = [name for name in extras if name != ROUTED_EXPERTS]
+    dtype, pad_id = torch_dtype(config.model.dtype), run_tokenizer(config).pad_id
+    device = rank_device(config, rank) if takes_part(config) else next(model.parameters()).device
+    backend = build_backend(config, model, pad_id=pad_id, dtype=dtype, device=device, extras=own, shards=links.shards)
     settings = RankSettings(
         rank=rank,
         ranks=trainer.ranks,
@@ -299,17 +303,19 @@ def build_rank(
         schedule=Schedule.of(config),
         min_step_s=trainer.min_step_s,
         fetch_policy=trainer.fetch_policy,
-        extras=tuple(extras),
-        peak_flops=peak_flops(_device_name(model), configured=trainer.peak_flops) or 0.0,
+        extras=(*own, *_replayed(config)),
+        peak_flops=peak_flops(_device_name(device), configured=trainer.peak_flops) or 0.0,
+        parallel=Parallel.of(trainer),
     )
-    # Rank 0 alone saves, a whole replica.
+    # Rank 0 alone saves, also what its siblings hold of its replica.
     saves = rank == 0 and config.run.save_model
     return TrainerRank(
         settings,
         backend=backend,
         plane=plane,
-        reducer=reducer,
+        reducer=links.reducer,
         transport=transport,
         blocking=blocking,
+        siblings=links.siblings,
         writer=ModelWriter(config.model, model, vocab_size=CharTokenizer.vocab_size) if saves else None,
     )

@@ -4,18 +4,24 @@ Each is built in two steps: the constructor loads the model while TransferQueue 
 data plane. Blocking work runs in threads, so that the event loop stays free.
 """
 
-import os
 import pickle
 import sys
+from dataclasses import replace
 from typing import Any
 
+import ray
 import torch
 
 from asyncrl.configs import RunConfig
+from asyncrl.configs.sections.trainer import Trainer
 from asyncrl.engine.aio.blocking import in_thread
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.deployment import PARTITION
+from asyncrl.engine.errors import ConfigError
+from asyncrl.engine.lifecycle.backends import rank_device
 from asyncrl.engine.lifecycle.evaluation import build_evaluator
+from asyncrl.engine.lifecycle.family import mark_family
+from asyncrl.engine.lifecycle.network import listen_at
 from asyncrl.engine.lifecycle.parts import (
     all_taggers,
     build_collector,
@@ -23,21 +29,29 @@ from asyncrl.engine.lifecycle.parts import (
     collector_model,
     rank_model,
 )
+from asyncrl.engine.lifecycle.ray_process import RayProcess
 from asyncrl.engine.lifecycle.scorers import ray_scorer
 from asyncrl.engine.lifecycle.transports import Transports
-from asyncrl.engine.model.device import choose_device
+from asyncrl.engine.lifecycle.working_folder import enter_copy
+from asyncrl.engine.model.device import choose_device, collector_place
 from asyncrl.engine.weights.ray_store import RayObjectStore
+from asyncrl.trainers.backends.sharded import Shards
 from asyncrl.trainers.extras import extras_of
-from asyncrl.trainers.reducer import Alone, Gloo, Reducer
+from asyncrl.trainers.links import meet
 
 
 class _ActorProcess:
-    """Calls methods of the collector or rank in it. `user_path` goes last on the path, for the user's modules."""
+    """Calls methods of the collector or rank in it. `user_path` goes last on the path, for the user's modules.
 
-    def __init__(self, config: RunConfig, index: int, user_path: str, *, threads: int) -> None:
+    None is the copy of the user's folder on this node.
+    """
+
+    def __init__(self, config: RunConfig, index: int, user_path: str | None, *, threads: int) -> None:
+        mark_family()
         torch.set_num_threads(threads)
-        if user_path not in sys.path:
-            sys.path.append(user_path)
+        folder = enter_copy() if user_path is None else user_path
+        if folder not in sys.path:
+            sys.path.append(folder)
         self._config = config
         self._index = index
         self._served: Any = None
@@ -48,22 +62,30 @@ class _ActorProcess:
             deadline_s=plane.deadline_s, start_s=self._config.supervision.start_timeout_s
         )
 
-    async def pid(self) -> int:
-        return os.getpid()
+    async def process(self) -> RayProcess:
+        return RayProcess.own()
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the collector or rank."""
         return await getattr(self._served, method)(*args, **kwargs)
 
 
-def _has_own_gpu(model: Any, ranks: int) -> bool:
-    """Return whether each rank has a GPU of its own; ranks take GPUs in turn."""
-    return next(model.parameters()).device.type == "cuda" and torch.cuda.device_count() >= ranks
+def _has_own_gpu(device: torch.device, ranks: int) -> bool:
+    """Return whether each rank has a GPU of its own: one that Ray gave it alone, or one of those taken in turn."""
+    if device.type != "cuda":
+        return False
+    given = ray.get_runtime_context().get_assigned_resources().get("GPU", 0)
+    return given >= 1 or (not given and torch.cuda.device_count() >= ranks)
 
 
-def _nccl_on_loopback() -> None:
-    """Have NCCL meet as gloo does: on this host, and nothing listens beyond it."""
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+def _shards(trainer: Trainer, device: torch.device, *, nccl: bool) -> Shards:
+    """Return which ranks keep a model together; ConfigError if two of them compute on one GPU."""
+    if device.type == "cuda" and not nccl:
+        raise ConfigError(
+            f"trainer.sharding is {trainer.sharding}, and some of the {trainer.ranks} ranks share a GPU; sharding "
+            "needs one GPU per rank, so trainer.ranks must be less, or trainer.device cpu"
+        )
+    return Shards(device, ranks=trainer.model_ranks)
 
 
 class CollectorActor(_ActorProcess):
@@ -72,17 +94,17 @@ class CollectorActor(_ActorProcess):
     They come as bytes, because they can be read only once the user's modules can be imported.
     """
 
-    def __init__(self, config: RunConfig, index: int, user_path: str, pickled_taggers: bytes) -> None:
+    def __init__(self, config: RunConfig, index: int, user_path: str | None, pickled_taggers: bytes) -> None:
         super().__init__(config, index, user_path, threads=config.collector.threads)
         self._taggers = all_taggers(config, pickle.loads(pickled_taggers))
         # Its processes start while the model loads.
         self._scorer = ray_scorer(config, taggers=self._taggers)
-        self._model = collector_model(config, config.trainer.ranks + index)
+        self._model = collector_model(config, collector_place(config, index))
 
     async def connect(self, transports: Transports) -> None:
         """Attach to the data plane; weights come as `transports` says."""
-        device = choose_device(self._config.collector.device, self._config.trainer.ranks + self._index)
-        _nccl_on_loopback()
+        device = choose_device(self._config.collector.device, collector_place(self._config, self._index))
+        listen_at(ray.util.get_node_ip_address())
         self._served = build_collector(
             self._config,
             self._index,
@@ -98,7 +120,7 @@ class CollectorActor(_ActorProcess):
 class EvaluatorActor(_ActorProcess):
     """`config` is the `evaluation_config`; `place` counts the run's processes, which take GPUs in turn."""
 
-    def __init__(self, config: RunConfig, place: int, user_path: str) -> None:
+    def __init__(self, config: RunConfig, place: int, user_path: str | None) -> None:
         super().__init__(config, place, user_path, threads=config.collector.threads)
         self._scorer = ray_scorer(config, taggers={})
         self._model = collector_model(config, place)
@@ -116,33 +138,28 @@ class EvaluatorActor(_ActorProcess):
 
 
 class RankActor(_ActorProcess):
-    def __init__(self, config: RunConfig, index: int, user_path: str) -> None:
+    def __init__(self, config: RunConfig, index: int, user_path: str | None) -> None:
         super().__init__(config, index, user_path, threads=config.trainer.threads)
         self._model = rank_model(config, index)
+        self._device = rank_device(config, index)
 
     async def connect(self, meeting: str, transports: Transports) -> None:
         """Attach to the data plane and meet the other ranks at the address `meeting`."""
-        _nccl_on_loopback()
-        reducer: Reducer = Alone()
-        if self._config.trainer.ranks > 1:
-            nccl = _has_own_gpu(self._model, self._config.trainer.ranks)
-            reducer = gloo = Gloo(
-                rank=self._index,
-                ranks=self._config.trainer.ranks,
-                meeting=meeting,
-                timeout_s=self._config.trainer.step_timeout_s,
-                blocking=in_thread,
-                nccl=nccl,
-            )
-            await gloo.join()
+        listen_at(ray.util.get_node_ip_address())
+        trainer = self._config.trainer
+        nccl = _has_own_gpu(self._device, trainer.ranks)
+        links = await meet(trainer, self._index, meeting=meeting, nccl=nccl, blocking=in_thread)
+        if trainer.is_sharded:
+            links = replace(links, shards=_shards(trainer, self._device, nccl=nccl))
         plane = await self._plane()
         self._served = build_rank(
             self._config,
             self._index,
             model=self._model,
             plane=plane,
-            reducer=reducer,
-            transport=transports.build(f"rank{self._index}", next(self._model.parameters()).device, blocking=in_thread),
-            blocking=in_thread,
+            links=links,
+            transport=transports.build(f"rank{self._index}", self._device, blocking=in_thread),
+            blocking=in_thread if links.shards is None else links.shards.blocking(in_thread),
             extras=extras_of(await plane.partition(PARTITION)),
         )
+        self._model = None  # The backend has what it needs of it.

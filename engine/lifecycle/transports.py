@@ -12,7 +12,7 @@ from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.blocking import Blocking
 from asyncrl.engine.data_plane.shared_memory import SharedMemory, shared_directory
 from asyncrl.engine.errors import ConfigError
-from asyncrl.engine.model.device import choose_device
+from asyncrl.engine.model.device import choose_device, collector_place
 from asyncrl.engine.weights.base import InProcess, WeightTransport
 from asyncrl.engine.weights.broadcast import Broadcast
 from asyncrl.engine.weights.cuda_ipc import CudaIPC
@@ -30,10 +30,10 @@ _NEED_RAY = ("object_store", *_ON_GPUS)
 def choose_way(config: RunConfig, *, count_gpus: Callable[[], int] = torch.cuda.device_count) -> Way:
     """Return the way that a run's weights take; ConfigError for one that cannot work here.
 
-    `auto` is `in_process` for `runtime: local`. On Ray it is `object_store` if rank 0 or a collector computes on a CPU,
-    `nccl` if each of them has a GPU of its own, and `cuda_ipc` if some share one. Example: with 2 ranks and 2
-    collectors on 4 GPUs, rank 0 has the first and the collectors have the third and fourth: `nccl`. On 2 GPUs the
-    collectors have the first and the second: `cuda_ipc`.
+    `auto` is `in_process` for `runtime: local`. On Ray it is `object_store` if rank 0 or a collector computes on a CPU
+    or they have their devices in turns, `nccl` if each of them has a GPU of its own, and `cuda_ipc` if some share one.
+    Example: with 2 ranks and 2 collectors on 4 GPUs, rank 0 has the first and the collectors have the third and fourth:
+    `nccl`. On 2 GPUs the collectors have the first and the second: `cuda_ipc`.
     """
     asked = config.trainer.weight_transport
     if config.run.runtime == "local":
@@ -42,7 +42,8 @@ def choose_way(config: RunConfig, *, count_gpus: Callable[[], int] = torch.cuda.
         return _checked("in_process" if asked == "auto" else asked, config)
     devices = _devices(config, count_gpus)
     if asked == "auto":
-        if any(device.type != "cuda" for device in devices):
+        # Weights on their way are on nobody's device while it is another's turn.
+        if config.cluster.time_slicing is not None or any(device.type != "cuda" for device in devices):
             return "object_store"
         return "nccl" if len(set(devices)) == len(devices) else "cuda_ipc"
     if asked in _ON_GPUS and any(device.type != "cuda" for device in devices):
@@ -55,6 +56,25 @@ def choose_way(config: RunConfig, *, count_gpus: Callable[[], int] = torch.cuda.
     if asked == "nccl" and len(set(devices)) < len(devices):
         places = ", ".join(map(str, devices))
         raise _refused(asked, f"rank 0 and the collectors, on {places}, have no GPU each", "auto or cuda_ipc")
+    return _checked(asked, config)
+
+
+def choose_way_on_cluster(config: RunConfig, *, own_gpus: bool, one_node: bool) -> Way:
+    """Return the way on a cluster that is joined; ConfigError for one that cannot work there.
+
+    Each part sees only the GPUs that it asked for. `auto` is `nccl` if rank 0 and all collectors have `own_gpus`, whole
+    ones, and else `object_store`, which crosses nodes.
+    """
+    asked = config.trainer.weight_transport
+    own_gpus = own_gpus and config.collector.engine not in _FROM_FILES
+    if asked == "auto":
+        return "nccl" if own_gpus else "object_store"
+    if asked == "cuda_ipc":
+        raise _refused(asked, "on a Ray cluster that is joined no part sees another's GPU", "auto, nccl or folder")
+    if asked == "nccl" and not own_gpus:
+        raise _refused(asked, "rank 0 and the collectors have no GPU each", "auto, object_store or folder")
+    if asked == "shared_memory" and not one_node:
+        raise _refused(asked, "the parts of the run are on several nodes", "auto, object_store or folder")
     return _checked(asked, config)
 
 
@@ -125,11 +145,11 @@ class Transports:
 
 def _devices(config: RunConfig, count_gpus: Callable[[], int]) -> list[torch.device]:
     """Return where weights come from, and where each collector wants them: not on a GPU if its engine loads files."""
-    collector, ranks = config.collector, config.trainer.ranks
+    collector = config.collector
     asked = "cpu" if collector.engine in _FROM_FILES else collector.device
     return [
         choose_device(config.trainer.device, 0, count_gpus=count_gpus),
-        *(choose_device(asked, ranks + i, count_gpus=count_gpus) for i in range(collector.count)),
+        *(choose_device(asked, collector_place(config, i), count_gpus=count_gpus) for i in range(collector.count)),
     ]
 
 

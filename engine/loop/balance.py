@@ -20,7 +20,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 
-from asyncrl.engine.events.types import AnyEvent, Dispatched, Put, Settled
+from asyncrl.engine.events.types import (
+    ActorRestarted,
+    AnyEvent,
+    CollectorJoined,
+    CollectorLeaving,
+    CollectorLeft,
+    Dispatched,
+    OwnerDead,
+    Put,
+    Settled,
+)
 from asyncrl.engine.records.fate import CANCELLED, RECALLED, dropped
 
 REMEMBERED_GROUPS = 16
@@ -67,11 +77,12 @@ class _Pace:
 class Balance:
     """Chooses among collectors by name. With `exact`, for runs that must repeat exactly, it takes turns."""
 
-    kinds = (Dispatched, Put, Settled)
+    kinds = (Dispatched, Put, Settled, OwnerDead, ActorRestarted, CollectorJoined, CollectorLeaving, CollectorLeft)
 
     def __init__(self, collectors: Iterable[str], *, exact: bool) -> None:
         self._paces = {name: _Pace() for name in sorted(collectors)}
         self._exact = exact
+        self._gone: set[str] = set()
         self._place: dict[int, str] = {}
         self._now = 0.0
         # Expected seconds of each collector, best first. A heap, because many groups may be granted at once.
@@ -92,6 +103,21 @@ class Balance:
             case Settled():
                 self._ranked.clear()
                 self._end(event)
+            case OwnerDead() if event.replaced and event.owner in self._paces:
+                self._leave(event.owner)
+            case ActorRestarted() if event.actor in self._gone:
+                self._join(event.actor)
+            case CollectorJoined():
+                self._join(event.collector)
+            case CollectorLeaving() if event.collector in self._paces:
+                self._leave(event.collector)
+            case CollectorLeft():
+                self._gone.discard(event.collector)
+
+    @property
+    def any_left(self) -> bool:
+        """Whether there is a collector to choose."""
+        return bool(self._paces)
 
     def choose(self) -> str:
         """Return the collector that should get the next group; ties go to the least in flight, then by name."""
@@ -166,6 +192,25 @@ class Balance:
             heapreplace(self._ranked, (*self._expected(pace), event.collector))
         else:
             self._ranked.clear()
+
+    def _leave(self, name: str) -> None:
+        """Let go of a collector that died, or is to leave, with what it had in flight.
+
+        How its groups end says nothing of a pace.
+        """
+        del self._paces[name]
+        self._gone.add(name)
+        self._unproven.discard(name)
+        self._place = {group: place for group, place in self._place.items() if place != name}
+        self._ranked.clear()
+
+    def _join(self, name: str) -> None:
+        """Take up a successor or a newcomer, of which nothing is known; its turns begin with those of the others."""
+        granted = max((pace.granted for pace in self._paces.values()), default=0)
+        self._paces[name] = _Pace(granted)
+        self._gone.discard(name)
+        self._unproven.add(name)
+        self._ranked.clear()
 
     def _bring(self, group: int) -> None:
         if group in self._place:

@@ -166,21 +166,13 @@ class Checkpointer:
         folder = directory / on_disk.name_of(cut.version)
         new = await blocking(lambda: on_disk.begin(folder))
         try:
-            snapshot = await Snapshot.take(self._plane, PARTITION, cut.groups)
-        finally:
-            cut.over()
-        await blocking(lambda: snapshot.write(new / on_disk.GROUPS))
-        await _each(self._ranks, lambda rank: rank.save_state(str(new / on_disk.TRAINER)))
-
-        def finish() -> None:
-            (new / on_disk.STATE).write_text(cut.state, encoding="utf-8")
-            (new / on_disk.RUN).write_text(self._settings.run, encoding="utf-8")
-            # A log that ends before the cut could not be continued from it.
-            self._events.wait_written(self._settings.timeout_s)
-            on_disk.finish(new, folder, version=cut.version, after=cut.after)
-            on_disk.prune(directory, keep=keep)
-
-        await blocking(finish)
+            await self._fill(new, cut)
+            await blocking(lambda: on_disk.finish(new, folder, version=cut.version, after=cut.after))
+        except BaseException:
+            # Each failure would leave its files, and on a full disk the event log has no room beside them.
+            on_disk.discard(new)
+            raise
+        await blocking(lambda: on_disk.prune(directory, keep=keep))
         self._made += 1
         log.info(
             "a checkpoint is made",
@@ -190,6 +182,23 @@ class Checkpointer:
             training_waited_s=round(self._waited_s, 3),
             seconds=round(self._events.now - cut.at, 3),
         )
+
+    async def _fill(self, new: Path, cut: _Cut) -> None:
+        """Write all files but the manifest, and wait for the log."""
+        try:
+            snapshot = await Snapshot.take(self._plane, PARTITION, cut.groups)
+        finally:
+            cut.over()
+        await self._blocking(lambda: snapshot.write(new / on_disk.GROUPS))
+        await _each(self._ranks, lambda rank: rank.save_state(str(new / on_disk.TRAINER)))
+
+        def finish() -> None:
+            (new / on_disk.STATE).write_text(cut.state, encoding="utf-8")
+            (new / on_disk.RUN).write_text(self._settings.run, encoding="utf-8")
+            # A log that ends before the cut could not be continued from it.
+            self._events.wait_written(self._settings.timeout_s)
+
+        await self._blocking(finish)
 
     async def _attempt(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """Await a part of a checkpoint; None, with a warning, if it fails: training goes on."""

@@ -10,9 +10,12 @@
 
 dispatcher  produces grants; waits for run-ahead capacity, which publishing and settling give back.
 listener    one per actor; produces put notices, failures and acknowledgements; waits on the long poll.
+elasticity  has collectors join and leave; waits for nodes that come, or are drained (elasticity.py).
+supervisor  has a dead collector replaced, and its groups issued again; waits for deaths (supervisor.py).
 _assemble   produces batches; waits for put notices, and for _train to take the last batch.
 _train      produces versions; waits for a batch, and for the publish lag to be within its bound.
 _publish    produces served versions; waits for every generator's acknowledgement.
+time slices the ranks and the generators have their devices in turns, if that is asked for (time_slices.py).
 saver       produces folders of saved models; waits for rank 0, beside the next steps.
 checkpoints produces folders from which a run can be resumed; waits for the ranks (checkpointer.py).
 evaluator   produces scores of versions, on a collector of its own that no publish reaches; waits for nobody here.
@@ -30,31 +33,36 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from asyncrl.configs import RunConfig
-from asyncrl.engine.checkpoint.state import RunState
-from asyncrl.engine.deployment import CollectorHandle, Deployment, RankHandle
-from asyncrl.engine.errors import AsyncRLError, DataPlaneDown, Overdue
+from asyncrl.engine.deployment import Deployment
+from asyncrl.engine.errors import AsyncRLError, DataPlaneDown, DataPlaneSilent
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.progress import Progress
-from asyncrl.engine.lifecycle.deaths import Deaths
+from asyncrl.engine.loop import rank_start
 from asyncrl.engine.loop.balance import Balance
 from asyncrl.engine.loop.batch import Batch, TrainedBatch
+from asyncrl.engine.loop.blame import first_death
 from asyncrl.engine.loop.checkpointer import Checkpointer
+from asyncrl.engine.loop.collectors import Collectors
 from asyncrl.engine.loop.core import Core
 from asyncrl.engine.loop.dispatcher import Dispatcher
+from asyncrl.engine.loop.elasticity import Elasticity
 from asyncrl.engine.loop.evaluator import Evaluator, Schedule
 from asyncrl.engine.loop.examiner import Examiner, ExaminerSettings
 from asyncrl.engine.loop.handover import Handover
 from asyncrl.engine.loop.listener import Listener
 from asyncrl.engine.loop.model_saver import ModelSaver
+from asyncrl.engine.loop.position import Position
 from asyncrl.engine.loop.prompt_source import PromptSource
 from asyncrl.engine.loop.publisher import Publisher
 from asyncrl.engine.loop.recall import Recall
 from asyncrl.engine.loop.retirement import Retirement
 from asyncrl.engine.loop.saved import Saved
+from asyncrl.engine.loop.supervisor import Supervisor
+from asyncrl.engine.loop.time_slices import SliceSettings, TimeSlices
+from asyncrl.engine.loop.watchdog import Watchdog, longest_wait_s
 from asyncrl.engine.records import PromptStream
 from asyncrl.engine.records.ending import DATA_EXHAUSTED, INTERRUPTED, LIMIT_STEPS, Ending, failure, first_cause
 from asyncrl.engine.records.scores import Scores
-from asyncrl.engine.weights.digest import Digest, check_equal
 from asyncrl.filters import Chain
 
 log = structlog.get_logger()
@@ -88,7 +96,6 @@ class Controller:
         given = deployment.prompts
         count = given.prompts if isinstance(given, PromptStream) else len(given)
         retirement = Retirement(config.task.retire_after, prompts=count)
-        self._retirement = retirement
         self._prompts = PromptSource(deployment.prompts, config, retirement)
         self.core = core = Core(
             config,
@@ -101,8 +108,9 @@ class Controller:
             run_ahead=config.run_ahead_groups,
         )
         self._handover = Handover(core.take, core.groups.changed)
-        collectors, exact = deployment.collectors, config.rollout.max_staleness == 0
-        self._balance = balance = Balance((collector.name for collector in collectors), exact=exact)
+        self._collectors = collectors = Collectors(deployment.collectors)
+        names, exact = [collector.name for collector in deployment.collectors], config.rollout.max_staleness == 0
+        balance = Balance(names, exact=exact)
         events.add(balance)
         self.dispatcher = Dispatcher(
             config,
@@ -113,21 +121,41 @@ class Controller:
             balance=balance,
             held_up=lambda: self._handover.waiting,
         )
+        self._position = Position(core, self._prompts, retirement, self.dispatcher, balance)
         self._recall = Recall(collectors, groups=core.groups, balance=balance, now=lambda: events.now)
         self.publisher = Publisher(
             config.trainer, collectors, deployment.ranks[0], versions=core.versions, events=events, clock=clock
         )
-        self._deaths = Deaths(events)
+        self._slices = TimeSlices(
+            SliceSettings.of(config),
+            collectors,
+            deployment.ranks,
+            restarter=deployment.restarter,
+            changed=core.groups.changed,
+        )
+        self._supervisor = Supervisor(
+            config.supervision,
+            collectors,
+            self._slices.restarter,
+            deployment.roster,
+            core=core,
+            publisher=self.publisher,
+            events=events,
+        )
         self._listener = Listener(
             config,
             groups=core.groups,
             versions=core.versions,
             retirement=retirement,
             engine_uses=core.engine_uses,
-            deaths=self._deaths,
+            put_traffic=core.put_traffic,
+            deaths=self._supervisor.deaths,
             events=events,
         )
+        self._elasticity = self._build_elasticity()
         self._evaluator = self._build_evaluator()
+        self._watchdog = Watchdog(longest_wait_s(config), self._who_waits)
+        events.add(self._watchdog)
         self._works = False
         self._ending: Ending | None = None
 
@@ -152,24 +180,40 @@ class Controller:
     async def _train_to_an_end(self, saved: Saved | None) -> Ending:
         try:
             async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._watchdog.watch)
                 await self._start(tasks, saved)
                 await self._work(tasks)
                 if self._saver is not None:
                     await self._saver.written()
                 tasks.cancel_scope.cancel()
         except Exception as error:  # The run's edge: whatever came first is the run's ending.
-            self._deaths.among(error)
-            self._ending = failure(first_cause(error))
+            self._supervisor.close()
+            self._supervisor.deaths.among(error)
+            self._ending = failure(await self._blamed(error))
+        self._supervisor.close()
         ending = self._ending or Ending(1, "the run was cancelled")
         self._prompts.close()
         if self._checkpoints is not None and self._works:
             version = self.core.versions.trainer
-            await self._checkpoints.finish(ending, self._state, self.core.groups, version=version)
-        await self._stop(plane_is_down=isinstance(ending.error, DataPlaneDown))
+            await self._checkpoints.finish(ending, self._position.state, self.core.groups, version=version)
+        await self._stop(plane_is_down=isinstance(ending.error, DataPlaneDown | DataPlaneSilent))
         if ending.code == 0 and not self._progress.steps:
             where = self._progress.alarms.in_vain()
             ending = Ending(1, f"{ending.reason}, but no step was trained{f': of the {where}' if where else ''}")
         return ending
+
+    async def _blamed(self, error: Exception) -> BaseException:
+        """Return what a run failed of; where actors are processes, a death that the error may follow from."""
+        restarter = self._deployment.restarter
+        if restarter is None:
+            return first_cause(error)
+        actors = [*self._deployment.rank_actors, *(member.handle for member in self._collectors.all())]
+        blamed = await first_death(error, actors, self._deployment.plane)
+        self._supervisor.deaths.among(blamed)
+        for name in self._supervisor.deaths.names:
+            # It may only hang: what is still asked of it would be waited for, and it may wake up and go on.
+            restarter.kill(name)
+        return blamed
 
     @property
     def skipped(self) -> Mapping[str, int]:
@@ -188,7 +232,17 @@ class Controller:
         groups = self.core.groups.statistics()
         collectors = "prompts" if groups.run_ahead < groups.run_ahead_limit else "capacity"
         trainer = self.core.trainer_waits_for if self._works else "start"
-        return f"trainer for {trainer}, collectors for {'generation' if groups.in_flight else collectors}"
+        restarted = "".join(f", {name} is restarted" for name in self._supervisor.being_restarted)
+        return f"trainer for {trainer}, collectors for {'generation' if groups.in_flight else collectors}{restarted}"
+
+    def _who_waits(self) -> str:
+        groups, versions = self.core.groups, self.core.versions
+        now = groups.statistics()
+        return (
+            f"{self.waits_for}; {groups.awaited()} in flight, {now.buffered} buffered, run-ahead "
+            f"{now.run_ahead}/{now.run_ahead_limit}; the trainer is at version {versions.trainer}, and "
+            f"{', '.join(versions.behind) or 'no collector'} at {versions.published}"
+        )
 
     def interrupt(self, ending: Ending | None = None) -> None:
         """Finish the step that runs, settle, and end as `ending` says; without one, with code 130."""
@@ -206,32 +260,11 @@ class Controller:
         except (AsyncRLError, OSError):
             return None
 
-    def _state(self) -> RunState:
-        """Return what the loop knows; between two steps (checkpointer.py)."""
-        return RunState(
-            self.core.state(),
-            self._prompts.state(),
-            self._retirement.state(),
-            self.dispatcher.next_group,
-            self._balance.turns(),
-        )
-
     async def _restore(self, saved: Saved) -> None:
         """Bring rows, registers and ranks to where they were at a checkpoint."""
-        fence, state = await saved.put_rows(self._deployment), saved.state
-        self._prompts.restore(state.prompts)
-        self._retirement.restore(state.retirement)
-        self.dispatcher.restore(state.next_group)
-        self._balance.restore(state.turns)
-        self.core.restore(state.core, self._prompts.grant, fence=fence)
-        limit_s = self._config.checkpoint.timeout_s
-        try:
-            with anyio.fail_after(limit_s):
-                async with anyio.create_task_group() as loading:
-                    for rank in self._deployment.states:
-                        loading.start_soon(rank.load_state, saved.trainer)
-        except TimeoutError:
-            raise Overdue(f"{saved.folder} was not loaded within {limit_s:g} s (checkpoint.timeout_s)") from None
+        fence = await saved.put_rows(self._deployment)
+        self._position.restore(saved.state, fence=fence)
+        await rank_start.load(self._deployment, saved, limit_s=self._config.checkpoint.timeout_s)
         if self._checkpoints is not None:
             self._checkpoints.resumed(saved.version)
         if self._saver is not None:
@@ -241,23 +274,39 @@ class Controller:
     async def _start(self, tasks: TaskGroup, saved: Saved | None) -> None:
         """Listen to every actor, then bring all of them to version 0, or to that of a checkpoint."""
         deployment = self._deployment
+        if deployment.rank_nodes:
+            self.core.place_ranks(deployment.rank_nodes)
         tasks.start_soon(deployment.plane.watch)
-        for actor in (*deployment.collectors, *deployment.ranks):
+        for actor in deployment.rank_actors:
             tasks.start_soon(self._listener.listen, actor)
-        for collector in deployment.collectors:
-            tasks.start_soon(self._run_collector, collector)
+        self._supervisor.attend(tasks, self._listener)
+        await self._slices.train()
         if saved is not None:
             await self._restore(saved)
         elif self._config.trainer.sft_warm_up_steps:
-            async with anyio.create_task_group() as warming:
-                for rank in deployment.ranks:
-                    warming.start_soon(self._warm_up, rank)
-        await self._compare_weights()
+            await rank_start.warm_up(deployment, self._config.trainer)
+        await rank_start.compare_weights(deployment.ranks)
         version = self.core.versions.trainer
-        await self.publisher.publish(version, await deployment.ranks[0].weights())
+        weights = await deployment.ranks[0].weights()
+        await self._slices.rest()
+        await self.publisher.publish(version, weights)
         self.core.published(version)
+        await self._slices.generate()
         if self._evaluator is not None:
             await self._evaluator.after_step(version)
+
+    def _build_elasticity(self) -> Elasticity | None:
+        roster, most = self._deployment.roster, self._config.cluster.max_collectors
+        if roster is None or most is None:
+            return None
+        return Elasticity(
+            roster,
+            most,
+            collectors=self._collectors,
+            supervisor=self._supervisor,
+            groups=self.core.groups,
+            events=self._events,
+        )
 
     def _build_evaluator(self) -> Evaluator | None:
         part = self._deployment.evaluation
@@ -270,41 +319,19 @@ class Controller:
             plane=self._deployment.plane,
             events=self._events,
             clock=self._clock,
+            replace=self._supervisor.replace_evaluator if self._deployment.restarter is not None else None,
         )
         on_scored = _nobody_hears if self._saver is None else self._saver.note_scores
         return Evaluator(Schedule.of(self._config), part, examiner, events=self._events, on_scored=on_scored)
 
-    async def _compare_weights(self) -> None:
-        """Raise VersionError if a rank holds another version 0 than rank 0, which is published."""
-        digests: dict[str, Digest] = {}
-
-        async def ask(rank: RankHandle) -> None:
-            digests[rank.name] = await rank.digest()
-
-        async with anyio.create_task_group() as asking:
-            for rank in self._deployment.ranks:
-                asking.start_soon(ask, rank)
-        check_equal({rank.name: digests[rank.name] for rank in self._deployment.ranks})
-
-    async def _run_collector(self, collector: CollectorHandle) -> None:
-        with self._deaths.of(collector.name):
-            await collector.run()
-
-    async def _warm_up(self, rank: RankHandle) -> None:
-        trainer = self._config.trainer
-        loss = await rank.warm_up(
-            self._deployment.examples,
-            steps=trainer.sft_warm_up_steps,
-            batch=trainer.sft_warm_up_batch,
-            learning_rate=trainer.sft_warm_up_learning_rate,
-        )
-        log.info("warm-up done", rank=rank.name, loss=round(loss, 4))
-
     async def _work(self, tasks: TaskGroup) -> None:
         self._works = True
+        self._supervisor.open()
         out, trained = anyio.create_memory_object_stream[TrainedBatch](float("inf"))
         tasks.start_soon(self.dispatcher.run)
         tasks.start_soon(self._publish, trained)
+        if self._elasticity is not None:
+            tasks.start_soon(self._elasticity.run, tasks, self._listener)
         tasks.start_soon(self._assemble)
         tasks.start_soon(self.core.front_end.keep_claims)
         if self._config.rollout.stale_mode == "drop":  # The other modes train what is slow, or wait for it.
@@ -335,16 +362,19 @@ class Controller:
             self._end(LIMIT_STEPS)
             return
         while not core.front_end.closed and (batch := await self._handover.next()) is not None:
-            trained = await core.train(batch)
+            trained = await core.train(batch, have_device=self._slices.train)
             self._close(batch, trained)
+            await self._slices.rest()
             if trained is not None:
                 out.send_nowait(trained)
+            else:
+                await self._slices.generate()
             self._events.flush()
             if core.limit() == LIMIT_STEPS:
                 self._end(LIMIT_STEPS)
                 return
             if trained is not None and self._checkpoints is not None:
-                await self._checkpoints.after_step(trained.version, self._state, core.groups, tasks)
+                await self._checkpoints.after_step(trained.version, self._position.state, core.groups, tasks)
             if trained is not None:
                 await self._after_step(trained.version, tasks)
 
@@ -370,6 +400,7 @@ class Controller:
         async for batch in trained:
             await self.publisher.publish(batch.version, batch.weights)
             self.core.published(batch.version)
+            await self._slices.generate()
 
     def _end(self, reason: str) -> None:
         self._ending = self._ending or Ending(0, reason)
@@ -380,8 +411,8 @@ class Controller:
         limit = _DOWN_STOP_S if plane_is_down else self._config.supervision.stop_timeout_s
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
-                for collector in self._deployment.collectors:
-                    tasks.start_soon(_attempt, collector.stop, limit)
+                for member in self._collectors.all():
+                    tasks.start_soon(_attempt, member.handle.stop, limit)
             await _attempt(self.core.groups.settle_rest, limit)
         self._events.flush()
 

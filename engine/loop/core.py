@@ -12,7 +12,7 @@ claims, and scripts in tests. Each of the five is called once per batch, in this
 Invariant: every sample of a batch that reaches a step has its fate when the step has ended.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -30,9 +30,11 @@ from asyncrl.engine.events.types import BatchGivenUp, BatchTaken
 from asyncrl.engine.loop.batch import Batch, TrainedBatch
 from asyncrl.engine.loop.engine_uses import EngineUses
 from asyncrl.engine.loop.front_end import FrontEnd, FrontEndSettings
-from asyncrl.engine.loop.groups import Groups, Settlement, drop_fates, trained_fates
+from asyncrl.engine.loop.groups import Groups
+from asyncrl.engine.loop.put_traffic import PutTraffic
 from asyncrl.engine.loop.run_ahead import RunAhead
 from asyncrl.engine.loop.selection import Selection, select
+from asyncrl.engine.loop.settlement import Settlement, drop_fates, trained_fates
 from asyncrl.engine.loop.step import Gaps, Step
 from asyncrl.engine.loop.step_metrics import publish_metrics
 from asyncrl.engine.loop.versions import Versions
@@ -41,6 +43,13 @@ from asyncrl.engine.records.ending import LIMIT_BATCHES, LIMIT_STEPS, REWARD_REA
 from asyncrl.engine.records.gaps import LOG_RATIO_MAX, LOG_RATIO_MEAN
 from asyncrl.filters import Chain, FilterContext, Judgement
 from asyncrl.filters.statistics import RunningStatistics
+
+HaveDevice = Callable[[], Awaitable[None]]
+"""Returns once the ranks have their devices to themselves."""
+
+
+async def _at_once() -> None:
+    """The devices are the ranks' all the time."""
 
 
 class Prompts(Protocol):
@@ -84,6 +93,7 @@ class Core:
             on_lost=prompts.lost,
         )
         self.engine_uses = EngineUses()
+        self.put_traffic = PutTraffic()
         self._judged = RunningStatistics()
         self.front_end = FrontEnd(
             FrontEndSettings.of(config, owner=deployment.owner),
@@ -102,7 +112,7 @@ class Core:
 
     @property
     def trainer_waits_for(self) -> str:
-        """What the trainer is at: `batch`, `publish`, or `step` while the ranks work."""
+        """What the trainer is at: `batch`, `publish`, `device`, or `step` while the ranks work."""
         return self._waits_for
 
     @property
@@ -123,14 +133,20 @@ class Core:
         self._log.append(BatchTaken(batch=batch.index))
         self.versions.hand_over()
 
-    async def train(self, batch: Batch) -> TrainedBatch | None:
-        """Train on what is left of a batch that was taken; None, and no step, if no sample of it can be trained."""
+    async def train(self, batch: Batch, *, have_device: HaveDevice = _at_once) -> TrainedBatch | None:
+        """Train on what is left of a batch that was taken; None, and no step, if no sample of it can be trained.
+
+        The ranks work once `have_device` has returned.
+        """
         self._waits_for = "publish"
         await self._keep_publish_lag()
         await self.front_end.hand_off(batch)
+        asked = self._clock()
+        waited_s = asked - (asked if self._waits_since is None else self._waits_since)
+        self._waits_for = "device"
+        await have_device()
         self._waits_for = "step"
         began = self._clock()
-        waited_s = began - (began if self._waits_since is None else self._waits_since)
         selection = await self._measure(batch)
         training = await self._let_go(batch.kept, selection)
         batch.trained = bool(selection.lengths)
@@ -139,7 +155,9 @@ class Core:
             await self.groups.settle(_settlements(training, selection))
             return None
         forward_s, lag, groups = self._clock() - began, self.versions.publish_lag, [j.group.group for j in training]
-        ended = await self._step.train(selection, batch=batch.index, step=self.versions.trainer + 1, groups=groups)
+        ended = await self._step.train(
+            selection, batch=batch.index, step=self.versions.trainer + 1, groups=groups, put=self.put_traffic.take
+        )
         version = self.versions.advance()
         figures = {
             **ended.metrics,
@@ -147,6 +165,7 @@ class Core:
             metrics.FORWARD_SECONDS: round(forward_s, 6),
             metrics.PUBLISH_LAG: lag,
             metrics.TRAINER_WAIT: round(waited_s, 6),
+            metrics.DEVICE_WAIT: round(began - asked, 6),
         }
         self._log.append(msgspec.structs.replace(ended, metrics=figures))
         return TrainedBatch(version, await self._settle_and_send(_settlements(training, selection)), batch.judged)
@@ -175,6 +194,7 @@ class Core:
 
     def published(self, version: int) -> None:
         """Give back the capacity of the batches that made the versions up to one that every generator serves now."""
+        self.versions.published_to_nobody(version)
         for made in sorted(self._unpublished):
             if made <= version:
                 self.groups.release(self._unpublished.pop(made))
@@ -197,6 +217,10 @@ class Core:
         self._config, self._ranks = config, deployment.ranks
         self._step = Step(config, deployment, log=self._log, clock=self._clock)
         self.versions.serve_by(collector.name for collector in deployment.collectors)
+
+    def place_ranks(self, nodes: Sequence[str]) -> None:
+        """Note the node of each rank, which plans prefer for what is stored there."""
+        self._step.place_ranks(nodes)
 
     def restore(self, state: CoreState, grant: Callable[[GrantState], Grant], *, fence: int) -> None:
         """Go on from a checkpoint, whose groups are in the data plane again; those claimed, under `fence`."""
@@ -231,7 +255,10 @@ class Core:
         await self.versions.changed.wait_for(
             lambda: self.versions.publish_lag <= most,
             timeout_s=trainer.publish_timeout_s * trainer.publish_tries,
-            what=lambda: f"publish lag over {most}, version {self.versions.published} published",
+            what=lambda: (
+                f"publish lag over {most}, version {self.versions.published} published; "
+                f"the trainer waits for {', '.join(self.versions.behind)}"
+            ),
         )
 
     async def _measure(self, batch: Batch) -> Selection:

@@ -3,15 +3,15 @@
 Invariant: a group is dispatched, and takes capacity, before a collector hears of it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
 
 from asyncrl.configs import RunConfig
-from asyncrl.engine.deployment import CollectorHandle
 from asyncrl.engine.loop.balance import Balance
+from asyncrl.engine.loop.collectors import Collectors
 from asyncrl.engine.loop.groups import Groups
 from asyncrl.engine.loop.prompt_source import PromptSource
 from asyncrl.engine.loop.versions import Versions
@@ -24,7 +24,7 @@ class Dispatcher:
     def __init__(
         self,
         config: RunConfig,
-        collectors: Sequence[CollectorHandle],
+        collectors: Collectors,
         prompts: PromptSource,
         *,
         groups: Groups,
@@ -33,7 +33,7 @@ class Dispatcher:
         held_up: Callable[[], bool],
     ) -> None:
         self._config = config
-        self._collectors = {collector.name: collector for collector in collectors}
+        self._collectors = collectors
         self._prompts = prompts
         self._groups = groups
         self._versions = versions
@@ -65,7 +65,7 @@ class Dispatcher:
             )
             seen = self._versions.next_batch
             for name, groups in self._groups.doomed(seen - self._config.rollout.max_staleness).items():
-                await self._collectors[name].cancel(groups)
+                await self._collectors.cancel(name, groups)
 
     async def _dispatch(self, granting: TaskGroup) -> None:
         while True:
@@ -83,12 +83,13 @@ class Dispatcher:
                 self._groups.dispatch(grant, name, served=self._versions.served[name], retry_of=turn.retry_of)
                 grants.setdefault(name, []).append(grant)
             for name, granted in grants.items():
+                # The process that was chosen: one that comes in its place must not be granted what died with it.
                 granting.start_soon(self._collectors[name].grant, granted)
 
     def _may_grant(self) -> bool:
         waiting = self._held_up() or self._groups.buffered >= self._config.rollout.groups_per_step
         paced = self._config.rollout.pacing and waiting
-        return self._prompts.more and self._groups.run_ahead.free > 0 and not paced
+        return self._prompts.more and self._groups.run_ahead.free > 0 and self._balance.any_left and not paced
 
     def _version_beyond(self, seen: int) -> bool:
         return self._versions.next_batch > seen

@@ -42,6 +42,10 @@ class EngineUses:
     def report(self, collector: str, use: EngineUse) -> None:
         self._spans.setdefault(collector, _Span()).newest = use
 
+    def forget(self, collector: str) -> None:
+        """Let go of a collector that died: its successor counts from 0."""
+        self._spans.pop(collector, None)
+
     def take(self) -> Mapping[str, float]:
         """Return the metrics of a step that ends now."""
         spans = list(self._spans.values())

@@ -22,8 +22,9 @@ from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import BatchJudged, Judged, digest
 from asyncrl.engine.loop.batch import Batch
 from asyncrl.engine.loop.claim_gate import can_claim_without_expiring
-from asyncrl.engine.loop.groups import Groups, Settlement, drop_fates
+from asyncrl.engine.loop.groups import Groups
 from asyncrl.engine.loop.refill_budget import RefillBudget
+from asyncrl.engine.loop.settlement import Settlement, drop_fates
 from asyncrl.engine.loop.versions import Versions
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.columns import COLUMNS
@@ -290,8 +291,8 @@ class FrontEnd:
                 raise
             versions, now = self._versions, self._groups.statistics()
             raise Overdue(
-                f"no group to judge for {self._settings.starve_timeout_s:g} s: {now.in_flight} in flight, "
-                f"run-ahead {now.run_ahead}/{now.run_ahead_limit}, trainer version "
+                f"no group to judge for {self._settings.starve_timeout_s:g} s: {now.in_flight} in flight, of which "
+                f"{self._groups.awaited()}; run-ahead {now.run_ahead}/{now.run_ahead_limit}, trainer version "
                 f"{versions.trainer}, published {versions.published}"
             ) from None
 

@@ -4,7 +4,7 @@ Invariants: a group is in flight, buffered, claimed or settled, and moves that w
 its samples gets one fate, logged before its key is cleared; its capacity comes back once.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -12,7 +12,6 @@ import structlog
 
 from asyncrl.engine.checkpoint.state import GrantState, GroupState, Place
 from asyncrl.engine.data_plane.base import Claim, DataPlane, Lease
-from asyncrl.engine.errors import AsyncRLError, ClaimLost
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import (
     Claimed,
@@ -26,51 +25,24 @@ from asyncrl.engine.events.types import (
     digest_written,
     written,
 )
+from asyncrl.engine.loop.leased_rows import LeasedRows
 from asyncrl.engine.loop.run_ahead import RunAhead
+from asyncrl.engine.loop.settlement import Settlement, drop_fates
 from asyncrl.engine.records import Grant, GroupMeta
 from asyncrl.engine.records import group as tag
 from asyncrl.engine.records.fate import (
     CANCELLED,
+    COLLECTOR_DIED,
     NOT_RESTORED,
     RECALLED,
     RUN_ENDED,
     STALE,
-    TRAINED,
     dropped,
     failed,
-    masked,
 )
 from asyncrl.engine.records.spans import tokens_by_version
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """A group and the fate of each of its samples, in the order of its keys."""
-
-    group: GroupMeta
-    fates: tuple[str, ...]
-
-
-def drop_fates(group: GroupMeta, reason: str) -> tuple[str, ...]:
-    """Return the fates of a dropped group; samples that had failed stay failed."""
-    causes = group.sample_tag(tag.CAUSE)
-    return tuple(
-        failed(str(cause)) if status == tag.FAILED else dropped(reason)
-        for status, cause in zip(group.statuses, causes, strict=True)
-    )
-
-
-def trained_fates(group: GroupMeta, trained: Iterable[int], masks: Mapping[int, str]) -> tuple[str, ...]:
-    """Return the fates of a group that was trained on; AsyncRLError if a sample is not trained, masked or failed."""
-    chosen = set(trained)
-    failing = {i for i, status in enumerate(group.statuses) if status == tag.FAILED}
-    forgotten = [key for i, key in enumerate(group.keys) if i not in chosen | masks.keys() | failing]
-    if forgotten:
-        raise AsyncRLError(f"{', '.join(forgotten)} in a batch that was trained: neither trained, masked nor failed")
-    base = drop_fates(group, RUN_ENDED)
-    return tuple(TRAINED if i in chosen else masked(masks[i]) if i in masks else fate for i, fate in enumerate(base))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +59,8 @@ class GroupStatistics:
 class Groups:
     """Groups that have no fate yet. `changed` tells of every arrival, failure and settlement.
 
-    `on_lost` is called with the grant of a group that got too old, or was recalled, and the reason.
+    `on_lost` is called with the grant of a group that got too old, was recalled or died with its collector, and the
+    reason.
     """
 
     def __init__(
@@ -109,10 +82,11 @@ class Groups:
         self._in_flight: dict[int, Grant] = {}
         self._buffered: dict[int, GroupMeta] = {}
         self._claimed: dict[int, GroupMeta] = {}
-        self._fences: dict[str, int] = {}
+        self._leased = LeasedRows(plane, partition, consumer)
         self._grants: dict[int, Grant] = {}
         self._stamps: dict[int, int] = {}
         self._collectors: dict[int, str] = {}
+        self._since: dict[int, float] = {}
         self._recalled: set[int] = set()
         self._copied: set[str] = set()
         self._copy_over = anyio.Event()
@@ -159,6 +133,14 @@ class Groups:
         """Return the stamped version of each group that can be claimed."""
         return [group.version for group in self._buffered.values()]
 
+    def awaited(self) -> str:
+        """Say which collectors have groups on their way, and for how long, such as `collector0 has 2 (for 31 s)`."""
+        began: dict[str, list[float]] = {}
+        for group, since in self._since.items():
+            began.setdefault(self._collectors[group], []).append(since)
+        said = [f"{name} has {len(all_)} (for {self._log.now - min(all_):.0f} s)" for name, all_ in began.items()]
+        return ", ".join(sorted(said)) or "no collector has any"
+
     def doomed(self, oldest: int) -> dict[str, list[int]]:
         """Return, by collector, the groups on their way that may be older than version `oldest`."""
         out: dict[str, list[int]] = {}
@@ -166,6 +148,10 @@ class Groups:
             if self._stamps[group] < oldest:
                 out.setdefault(self._collectors[group], []).append(group)
         return out
+
+    def of_collector(self, name: str) -> list[int]:
+        """Return the groups on their way from a collector, in order of dispatch."""
+        return [group for group in self._in_flight if self._collectors[group] == name]
 
     def claimed(self, groups: Iterable[int]) -> list[GroupMeta]:
         """Return those of `groups` that are claimed here."""
@@ -188,6 +174,7 @@ class Groups:
         self._grants[grant.group] = grant
         self._stamps[grant.group] = served
         self._collectors[grant.group] = collector
+        self._since[grant.group] = self._log.now
         self._log.append(
             Dispatched(
                 group=grant.group,
@@ -207,6 +194,7 @@ class Groups:
         """
         if self._in_flight.pop(group.group, None) is None:
             return
+        self._since.pop(group.group, None)
         self._buffered[group.group] = group
         self._arrivals += 1
         by_version = tokens_by_version(group) if tag.RESPONSE_TOKENS in group.tags else {}
@@ -222,10 +210,11 @@ class Groups:
         self._recalled.update(groups)
 
     def fail(self, group: int, reason: str, error: str) -> None:
-        """Settle a group that ended without a put; nothing of it is in the data plane."""
+        """Settle a group that ended without a put."""
         grant = self._in_flight.pop(group, None)
         if grant is None:
             return
+        self._since.pop(group, None)
         if reason == CANCELLED and group in self._recalled:
             reason = RECALLED
         if reason in (CANCELLED, RECALLED):
@@ -236,6 +225,28 @@ class Groups:
         self._settled(group, fates)
         self.release([group])
         self.changed.notify()
+
+    async def bury(self, collector: str, error: str) -> list[int]:
+        """Settle what a dead collector had in flight; return those groups. What it had put whole stays.
+
+        Its put notices may have died with it, so the data plane is asked.
+        """
+        its = {group for group in self._in_flight if self._collectors[group] == collector}
+        if its:
+            for group in await self._plane.groups(self._partition):
+                if group.group in its:
+                    self.arrive(group)
+        lost = sorted(its & self._in_flight.keys())
+        for number in lost:
+            self.fail(number, COLLECTOR_DIED, error)
+        return lost
+
+    async def clear_lost(self, groups: Iterable[int]) -> None:
+        """Clear groups that came to the data plane after they were settled."""
+        lost = set(groups)
+        if lost:
+            late = [group for group in await self._plane.groups(self._partition) if group.group in lost]
+            await self._plane.clear(self._partition, [key for group in late for key in group.keys])
 
     def claim(self, claim: Claim, *, asked: int | None = None) -> list[GroupMeta]:
         """Note a claim, and return its new groups. A group whose put notice is still on its way counts as arrived.
@@ -250,7 +261,7 @@ class Groups:
                 self._claimed[group.group] = self._buffered.pop(group.group)
                 new.append(group)
             if group.group in self._claimed:
-                self._fences[group.row] = claim.fence
+                self._leased.note(group, claim.fence)
         if new:
             groups = [group.group for group in new]
             self._log.append(Claimed(claim=claim.id, fence=claim.fence, groups=groups, asked=asked))
@@ -262,17 +273,15 @@ class Groups:
         unknown = [group for group in claim.groups if group.group not in self._claimed]
         if unknown:
             log.warning("claimed groups that have their fates already", groups=[group.group for group in unknown])
-            await self._clear(unknown, claim.lease)
+            await self._leased.clear(unknown, claim.lease)
 
     async def renew(self) -> None:
         """Renew the leases of all claimed groups; the hand-off finds those that another owner has taken."""
-        claimed = list(self._claimed.values())
-        if claimed:
-            await self._while_leased(claimed, self.lease(claimed), self._plane.renew)
+        await self._leased.renew(list(self._claimed.values()))
 
     def lease(self, groups: Sequence[GroupMeta]) -> Lease:
         """Return the fencing numbers under which groups were claimed."""
-        return Lease(self._partition, self._consumer, {group.row: self._fences[group.row] for group in groups})
+        return self._leased.lease(groups)
 
     async def settle(self, settlements: Sequence[Settlement], *, release: bool = False) -> None:
         """End claimed groups: log fates, clear keys and, with `release`, give back their capacity.
@@ -286,43 +295,15 @@ class Groups:
         for settlement in settlements:
             del self._claimed[settlement.group.group]
             self._settled(settlement.group.group, settlement.fates)
-        lease = self.lease(groups)
-        for group in groups:
-            del self._fences[group.row]
+        lease = self._leased.pop(groups)
         # If this were cut off, the capacity of groups that have their fates would never come back.
         with anyio.CancelScope(shield=True):
             if not self._copied.isdisjoint(lease.fences):
                 await self._copy_over.wait()  # It ends by the deadline of the checkpoint.
-            await self._clear(groups, lease)
+            await self._leased.clear(groups, lease)
         if release:
             self.release([group.group for group in groups])
         self.changed.notify()
-
-    async def _clear(self, groups: Sequence[GroupMeta], lease: Lease) -> None:
-        async def clear(held: Lease) -> None:
-            keys = [key for group in groups if group.row in held.fences for key in group.keys]
-            await self._plane.clear(self._partition, keys, lease=held)
-
-        lost = await self._while_leased(groups, lease, clear)
-        if lost:
-            log.warning("settled groups that another owner had claimed; their keys are left to it", groups=lost)
-
-    async def _while_leased(
-        self, groups: Sequence[GroupMeta], lease: Lease, act: Callable[[Lease], Awaitable[None]]
-    ) -> list[int]:
-        """Call `act` on the groups that are still leased; return the numbers of the others."""
-        fences = {group.row: lease.fences[group.row] for group in groups}
-        while fences:
-            part = Lease(self._partition, self._consumer, fences)
-            try:
-                await act(part)
-                break
-            except ClaimLost:
-                held = await self._plane.leased(part)
-                if len(held) == len(fences):
-                    raise
-                fences = {row: fence for row, fence in fences.items() if row in held}
-        return [group.group for group in groups if group.row not in fences]
 
     def _settled(self, group: int, fates: Sequence[str]) -> None:
         """Log the fates of a group, and tell of a prompt that may be issued again."""
@@ -333,6 +314,8 @@ class Groups:
         for reason in (STALE, CANCELLED, RECALLED, NOT_RESTORED):
             if dropped(reason) in fates:
                 self._on_lost(grant, reason)
+        if failed(COLLECTOR_DIED) in fates:
+            self._on_lost(grant, COLLECTOR_DIED)
 
     def release(self, groups: Iterable[int]) -> None:
         """Give back the capacity of groups to run-ahead, once per group."""
@@ -384,7 +367,7 @@ class Groups:
             place = self._claimed if state.place == "claimed" else self._buffered
             place[number] = state.meta
             if state.place == "claimed":
-                self._fences[state.meta.row] = fence
+                self._leased.note(state.meta, fence)
             else:
                 self._arrivals += 1
         self.changed.notify()
@@ -402,9 +385,10 @@ class Groups:
         for group in (*self._buffered.values(), *self._claimed.values()):
             self._settled(group.group, drop_fates(group, RUN_ENDED))
         self._in_flight.clear()
+        self._since.clear()
         self._buffered.clear()
         self._claimed.clear()
-        self._fences.clear()
+        self._leased.forget_all()
         # Also the capacity that waits for a batch's end or publish, because neither will come.
         self.release(self.run_ahead.out)
         await self._plane.clear(self._partition, await self._plane.keys(self._partition))

@@ -14,6 +14,7 @@ from asyncrl.engine.events.types import Acknowledged
 from asyncrl.engine.lifecycle.deaths import Deaths
 from asyncrl.engine.loop.engine_uses import EngineUses
 from asyncrl.engine.loop.groups import Groups
+from asyncrl.engine.loop.put_traffic import PutTraffic
 from asyncrl.engine.loop.retirement import Retirement
 from asyncrl.engine.loop.versions import Versions
 from asyncrl.engine.records import Grant
@@ -35,6 +36,7 @@ class Listener:
         versions: Versions,
         retirement: Retirement,
         engine_uses: EngineUses,
+        put_traffic: PutTraffic,
         deaths: Deaths,
         events: EventLog,
     ) -> None:
@@ -44,6 +46,7 @@ class Listener:
         self._versions = versions
         self._retirement = retirement
         self._engine_uses = engine_uses
+        self._put_traffic = put_traffic
         self._deaths = deaths
         self._events = events
         self._failed_in_a_row: dict[str, list[int | str]] = {}
@@ -60,13 +63,20 @@ class Listener:
                     raise ActorDied(
                         f"{actor.name} has answered nothing for {self._limit_s:g} s", actor=actor.name
                     ) from None
+            if self._deaths.survived(actor.name):
+                return  # It was let go meanwhile, and what it serves counts no more.
             for number, message in messages:
                 seen = number
                 self._hear(actor.name, message)
 
+    def forget(self, name: str) -> None:
+        """Forget the failures of an actor that died: they say nothing of its successor."""
+        self._failed_in_a_row.pop(name, None)
+
     def _hear(self, name: str, message: Message) -> None:
         match message:
-            case PutNotice(group, seconds, errors, use):
+            case PutNotice(group, seconds, errors, use, traffic):
+                self._put_traffic.report(traffic)
                 if use is not None:
                     self._engine_uses.report(name, use)
                 self._failed_in_a_row[name] = []

@@ -16,7 +16,7 @@ from asyncrl.configs import RunConfig
 from asyncrl.engine.checkpoint.state import GrantState, PromptsState, PromptState
 from asyncrl.engine.loop.retirement import Retirement
 from asyncrl.engine.records import Grant, Prompt, PromptStream
-from asyncrl.engine.records.fate import NOT_RESTORED, RECALLED
+from asyncrl.engine.records.fate import COLLECTOR_DIED, NOT_RESTORED, RECALLED
 
 log = structlog.get_logger()
 
@@ -119,7 +119,7 @@ class PromptSource:
 
     def lost(self, grant: Grant, reason: str) -> None:
         """Let a lost prompt come again: up to `requeue_tries` times if it got too old, else always."""
-        if reason in (RECALLED, NOT_RESTORED):
+        if reason in (RECALLED, NOT_RESTORED, COLLECTOR_DIED):
             self._recall(grant)
         elif grant.tries < self._tries and not self._closed:
             self._lost.append(grant)

@@ -5,13 +5,13 @@ If it brings one of them after all, that group counts as usual.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import structlog
 
-from asyncrl.engine.deployment import CollectorHandle
 from asyncrl.engine.loop.balance import Balance
+from asyncrl.engine.loop.collectors import Collectors
 from asyncrl.engine.loop.groups import Groups
 
 log = structlog.get_logger()
@@ -22,13 +22,13 @@ class Recall:
 
     def __init__(
         self,
-        collectors: Sequence[CollectorHandle],
+        collectors: Collectors,
         *,
         groups: Groups,
         balance: Balance,
         now: Callable[[], float],
     ) -> None:
-        self._collectors = {collector.name: collector for collector in collectors}
+        self._collectors = collectors
         self._groups = groups
         self._balance = balance
         self._now = now
@@ -48,7 +48,7 @@ class Recall:
             )
             self._asked.update(groups)
             self._groups.recall(groups)
-            await self._collectors[name].cancel(groups)
+            await self._collectors.cancel(name, groups)
 
     def _due_is_not(self, due: float) -> bool:
         return self._next()[0] != due

@@ -1,11 +1,12 @@
 """Which samples of a batch are trained, by tags alone: advantages, masks and withheld tokens."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine.errors import AsyncRLError
 from asyncrl.engine.records import GroupMeta
+from asyncrl.engine.records import group as tag
 from asyncrl.engine.records.fate import OVER_BUDGET, STALE
 from asyncrl.engine.records.generated import count_generated, read_generated, sample_generated
 from asyncrl.engine.records.spans import sample_spans, withheld_tokens
@@ -20,7 +21,7 @@ class Selection:
     """The samples to train, by key, and per group the masks of the others: a reason by index.
 
     `lengths` are tokens of prompt and response, by key. `ages` are versions, by key: those of the oldest token trained.
-    `reward_sum` adds up the rewards of trained samples.
+    `reward_sum` adds up the rewards of trained samples. `nodes` are where their rows are stored, by key, if known.
     """
 
     samples: Mapping[str, SampleWork]
@@ -28,6 +29,7 @@ class Selection:
     ages: Mapping[str, int]
     masks: Mapping[int, Mapping[int, str]]
     reward_sum: float
+    nodes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def trained_tokens(self) -> int:
@@ -45,6 +47,7 @@ def select(kept: Sequence[Judgement], config: RunConfig, *, trainer_version: int
     lengths: dict[str, int] = {}
     ages: dict[str, int] = {}
     masks: dict[int, dict[int, str]] = {}
+    nodes: dict[str, str] = {}
     reward_sum = 0.0
     for judgement in kept:
         group = judgement.group
@@ -55,6 +58,7 @@ def select(kept: Sequence[Judgement], config: RunConfig, *, trainer_version: int
         skipped, oldest = _too_old(group, config, trainer_version)
         mask = masks[group.group] = {**judgement.masked, **_over_budget(judgement, sizes, config)}
         generated = sample_generated(group)
+        node = group.tags.get(tag.STORED_AT)
         too_old = _generated_within(group, generated, skipped)
         mask |= {i: STALE for i in judgement.trained if i not in mask and too_old[i] >= group.trainable_tokens[i]}
         for i in judgement.trained:
@@ -69,9 +73,11 @@ def select(kept: Sequence[Judgement], config: RunConfig, *, trainer_version: int
                     generated=generated[i],
                 )
                 lengths[key] = sizes[key]
+                if node is not None:
+                    nodes[key] = node
                 ages[key] = trainer_version - oldest[i]
                 reward_sum += float(group.rewards[i] or 0.0)
-    return Selection(samples, lengths, ages, masks, reward_sum)
+    return Selection(samples, lengths, ages, masks, reward_sum, nodes)
 
 
 def _generated_within(group: GroupMeta, generated: Sequence[str], skipped: Sequence[int]) -> list[int]:

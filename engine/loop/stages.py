@@ -20,6 +20,7 @@ from asyncrl.engine.records.keys import row_of
 from asyncrl.engine.records.work import ForwardWork, RankResult, SampleWork, TrainWork, Update, Work
 from asyncrl.trainers.fan_out import Cost, plan_batch
 from asyncrl.trainers.loss.normalisation import token_scales
+from asyncrl.trainers.planning.nearness import Near
 
 Answer = TypeVar("Answer")
 Given = TypeVar("Given", TrainWork, ForwardWork)
@@ -43,6 +44,11 @@ class Stages:
         self._ranks = ranks
         self._cost = cost
         self._given = given
+        self._nodes: Sequence[str] = ()
+
+    def place_ranks(self, nodes: Sequence[str]) -> None:
+        """Note the node of each rank: from now on plans prefer what is stored there."""
+        self._nodes = nodes
 
     async def logprobs(self, selection: Selection, *, step: int, write: bool) -> dict[str, tuple[float, float]]:
         """Have the ranks compute log-probabilities under the current weights; with `write` they keep them as a column.
@@ -77,6 +83,7 @@ class Stages:
             align=trainer.align,
             balance=trainer.balance,
             order=trainer.micro_batch_order,
+            near=self._near(selection),
         )
 
     async def train(self, plan: Plan, selection: Selection, *, step: int) -> list[RankResult]:
@@ -120,7 +127,7 @@ class Stages:
     async def _forward(
         self, selection: Selection, *, step: int, reference: bool, write: bool
     ) -> list[dict[str, tuple[float, float]]]:
-        """Run a forward-only stage, which has its own budget and neither lockstep nor fillers."""
+        """Run a forward-only stage, which has its own budget; in lockstep only if passes need those of others."""
         trainer = self._config.trainer
         plan = plan_batch(
             selection.lengths,
@@ -128,9 +135,10 @@ class Stages:
             budget_tokens=trainer.forward_budget,
             cost=self._cost,
             groups=_groups(selection),
-            forward_only=True,
+            forward_only=not trainer.passes_together,
             align=trainer.align,
             balance=trainer.balance,
+            near=self._near(selection),
         )
         pad_to = self._pad_to(plan, selection)
         works = [
@@ -147,11 +155,17 @@ class Stages:
         ]
         return await self._on_ranks(works, lambda rank, work: rank.logprobs(work))
 
+    def _near(self, selection: Selection) -> Near | None:
+        # A what-if may have another number of ranks than the log.
+        if len(self._nodes) != len(self._ranks) or not selection.nodes:
+            return None
+        return Near(self._nodes, selection.nodes)
+
     def _pad_to(self, plan: Plan, selection: Selection) -> int:
         trainer = self._config.trainer
         if not trainer.pad_to_step_length:
             return 0
-        return forward_length(plan, selection.lengths, packed=trainer.packed, align=trainer.align)
+        return forward_length(plan, selection.lengths, packed=trainer.packs, align=trainer.align)
 
     async def _on_ranks(
         self, works: Sequence[Given], call: Callable[[RankHandle, Given], Awaitable[Answer]]
@@ -170,7 +184,11 @@ class Stages:
                     for index in range(len(works)):
                         tasks.start_soon(one, index)
         except TimeoutError:
-            raise Overdue(f"step {works[0].step} took longer than {limit:g} s") from None
+            late = ", ".join(self._ranks[i].name for i in range(len(works)) if i not in answers)
+            raise Overdue(
+                f"step {works[0].step} took longer than {limit:g} s (trainer.step_timeout_s); the trainer waits for "
+                f"{late}"
+            ) from None
         return [answers[index] for index in range(len(works))]
 
 

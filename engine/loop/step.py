@@ -5,17 +5,19 @@ Invariant: what is planned is trained, token by token, or the step is an error.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine import metrics
 from asyncrl.engine.deployment import Deployment
 from asyncrl.engine.events.learning import agreement
 from asyncrl.engine.events.log import EventLog
-from asyncrl.engine.events.types import Measured, Planned, StepEnded, StepStarted, WorkGiven, written
+from asyncrl.engine.events.types import Measured, Planned, RanksPlaced, StepEnded, StepStarted, WorkGiven, written
 from asyncrl.engine.loop.selection import Selection
 from asyncrl.engine.loop.stages import Stages
-from asyncrl.engine.loop.step_metrics import StepMetrics, loss_metrics
+from asyncrl.engine.loop.step_metrics import StepMetrics, loss_metrics, traffic_metrics
 from asyncrl.engine.records import Plan
+from asyncrl.engine.records.traffic import Traffic
 from asyncrl.engine.records.work import Work
 
 Gaps = Mapping[str, tuple[float, float]]
@@ -30,11 +32,16 @@ class Step:
         self._record = deployment.record
         self._stages = Stages(config, ranks=deployment.ranks, cost=deployment.cost, given=self._note_work)
         self._metrics = StepMetrics(
-            deployment.cost, packed=trainer.packed, one_length=trainer.pad_to_step_length, align=trainer.align
+            deployment.cost, packed=trainer.packs, one_length=trainer.pad_to_step_length, align=trainer.align
         )
         self._decoupled = trainer.decoupled
         self._log = log
         self._clock = clock
+
+    def place_ranks(self, nodes: Sequence[str]) -> None:
+        """Note the node of each rank."""
+        self._log.append(RanksPlaced(nodes=list(nodes)))
+        self._stages.place_ranks(nodes)
 
     async def measure(self, selection: Selection, *, batch: int, step: int) -> Gaps:
         """Have the ranks compute log-probabilities under the current weights, for filters and a decoupled objective."""
@@ -46,8 +53,13 @@ class Step:
         """Have the ranks compute log-probabilities under the frozen reference model."""
         await self._stages.reference_logprobs(selection, step=step)
 
-    async def train(self, selection: Selection, *, batch: int, step: int, groups: Sequence[int]) -> StepEnded:
-        """Plan a selection and train on it. Return the event of the step's end, without the metrics of its batch."""
+    async def train(
+        self, selection: Selection, *, batch: int, step: int, groups: Sequence[int], put: Callable[[], Traffic]
+    ) -> StepEnded:
+        """Plan a selection and train on it. Return the event of the step's end, without the metrics of its batch.
+
+        `put` tells, at its end, what the collectors put since the last one.
+        """
         started = self._clock()
         plan = self._stages.plan(selection)
         self._announce(plan, batch=batch, step=step, groups=groups)
@@ -55,6 +67,7 @@ class Step:
             await self._record(step, sorted(plan.keys))
         results = await self._stages.train(plan, selection, step=step)
         figures = self._metrics.figures(plan, selection.lengths, results)
+        traffic = reduce(Traffic.plus, [result.traffic for result in results], put())
         loss = loss_metrics(results)
         ages = Counter(selection.ages.values())
         agrees = agreement(step, ages, loss)
@@ -69,6 +82,7 @@ class Step:
             metrics={
                 **loss,
                 **figures.metrics,
+                **traffic_metrics(traffic),
                 metrics.AGE_MEAN: sum(age * n for age, n in ages.items()) / ages.total(),
                 metrics.AGE_MAX: max(ages),
                 metrics.AGE_0_RATIO_ERROR: abs(agrees.ratio - 1) if agrees else 0.0,

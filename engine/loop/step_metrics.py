@@ -9,6 +9,7 @@ from asyncrl.engine import metrics
 from asyncrl.engine.events.types import Published
 from asyncrl.engine.loop.stages import forward_length, row_positions
 from asyncrl.engine.records import Plan
+from asyncrl.engine.records.traffic import NEAR, PATHS, Flow, Traffic
 from asyncrl.engine.records.work import RankResult
 from asyncrl.trainers.cost.step_time import StepTime
 from asyncrl.trainers.fan_out import Cost
@@ -101,6 +102,19 @@ def loss_metrics(results: Sequence[RankResult]) -> dict[str, float]:
         metrics.REFERENCE_KL_MEAN: sum(result.reference_kl_sum for result in results) / tokens,
         metrics.TOKENS: tokens,
     }
+
+
+def traffic_metrics(traffic: Traffic) -> dict[str, float]:
+    """Return what was put and read, by path, in bytes and bytes per second."""
+    out: dict[str, float] = {}
+    for name, flows in ((metrics.PUT, traffic.puts), (metrics.GET, traffic.gets)):
+        for path in PATHS:
+            flow = flows.get(path, Flow())
+            out[f"{name}_{path}_bytes"] = flow.bytes
+            out[f"{name}_{path}_bytes_per_s"] = flow.bytes / flow.seconds if flow.seconds else 0.0
+    read = sum(flow.bytes for flow in traffic.gets.values())
+    near = sum(flow.bytes for path, flow in traffic.gets.items() if path in NEAR)
+    return {**out, metrics.NEAR_SHARE: near / read if read else 0.0}
 
 
 def imbalance(values: Sequence[float]) -> float:

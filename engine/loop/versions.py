@@ -1,7 +1,7 @@
 """Trainer version, what each generator serves, and what is published.
 
 Invariant: no version goes backwards, and no generator serves a version that the trainer has
-not reached; so a stamp never exceeds the trainer's version.
+not reached; so a stamp never exceeds the trainer's version. A generator that joins serves what is published, or more.
 """
 
 from collections import Counter
@@ -26,6 +26,7 @@ class Versions:
         # Counts by version: searching a thousand generators at each step and acknowledgement would take long.
         self._serving = Counter(self.served.values())
         self._oldest = 0
+        self._lost_all = False
         self.changed = Signal()
 
     @property
@@ -35,13 +36,18 @@ class Versions:
 
     @property
     def published(self) -> int:
-        """The newest version that every live generator has acknowledged."""
-        return self._oldest if self.served else self.trainer
+        """The newest version that every live generator has acknowledged; of none, the last that was published."""
+        return self._oldest if self.served or self._lost_all else self.trainer
 
     @property
     def publish_lag(self) -> int:
         """V minus the version of the generator that is furthest behind."""
         return self.trainer - self.published
+
+    @property
+    def behind(self) -> list[str]:
+        """The generators that serve the oldest version that is served."""
+        return [name for name, version in self.served.items() if version == self.published]
 
     @property
     def next_batch(self) -> int:
@@ -78,22 +84,42 @@ class Versions:
     def serve_by(self, generators: Iterable[str]) -> None:
         """Begin anew with generators that all serve version 0."""
         self.served = dict.fromkeys(generators, 0)
-        self._serving, self._oldest = Counter(self.served.values()), 0
+        self._serving, self._oldest, self._lost_all = Counter(self.served.values()), 0, False
         self.changed.notify()
 
     def acknowledge(self, generator: str, version: int) -> None:
-        """Note that a generator has loaded `version` whole."""
-        if version < self.served[generator]:
+        """Note that a generator has loaded `version` whole; one that is not known joins by that."""
+        before = self.served.get(generator, self.published)
+        if version < before:
             raise VersionError(
-                f"{generator} serves version {self.served[generator]} and acknowledged {version}; "
-                "versions never go backwards"
+                f"{generator} serves version {before} and acknowledged {version}; versions never go backwards"
+                if generator in self.served
+                else f"{generator} joins with version {version}, and {before} is published; versions never go backwards"
             )
         if version > self.trainer:
             raise VersionError(f"{generator} acknowledged version {version}, but the trainer is at {self.trainer}")
-        self._serving[self.served[generator]] -= 1
+        if generator in self.served:
+            self._serving[before] -= 1
         self._serving[version] += 1
         self.served[generator] = version
-        while not self._serving[self._oldest]:
+        self._find_oldest()
+
+    def leave(self, generator: str) -> None:
+        """Note that a generator is gone: what is published is what the others serve."""
+        version = self.served.pop(generator, None)
+        if version is not None:
+            self._lost_all = not self.served
+            self._serving[version] -= 1
+            self._find_oldest()
+
+    def published_to_nobody(self, version: int) -> None:
+        """Note that a version was published; it changes something only while no generator is left."""
+        if self._lost_all and not self.served:
+            self._oldest = max(self._oldest, version)
+            self.changed.notify()
+
+    def _find_oldest(self) -> None:
+        while self.served and not self._serving[self._oldest]:
             del self._serving[self._oldest]
             self._oldest += 1
         self.changed.notify()

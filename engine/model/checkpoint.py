@@ -1,19 +1,27 @@
 """A Hugging Face checkpoint folder: whole files, and exactly the weights that its model has."""
 
 import json
+import pickle
+import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from asyncrl.engine.errors import ConfigError
-from asyncrl.engine.model.settings import read_json, why_not_loaded
+from asyncrl.engine.model.settings import check_small_files, weight_map_files, why_not_loaded
 
 SMALL_BYTES = 256 * 2**20
 """A checkpoint of at most so many bytes is loaded by the checks before a run; of a larger one they read headers."""
 _SHOWN = 6
+_LARGEST_HEADER = 100_000_000  # As in safetensors itself.
+_MOST_MODULES = 10_000
+"""Layers, or experts of a layer: each is a module, which is built before a weight is looked at."""
+_WRONG_VALUES = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, RecursionError)
+"""What transformers raises for a config.json whose values no model has."""
+_COUNTS = re.compile(r"(^|_)(layers?|experts)$")
 
 
 def read_config(path: str) -> Any:
@@ -21,15 +29,21 @@ def read_config(path: str) -> Any:
 
     ConfigError for quantized weights too: they have no gradients, and would be saved as what they are not.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
+    if Path(path).is_dir():
+        check_small_files(path)
     try:
         # Otherwise transformers asks the terminal whether to run the folder's code, and waits for the answer.
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+    except (OSError, ImportError, StrictDataclassError, *_WRONG_VALUES) as error:
         raise ConfigError(
             f"model.path is {path!r}, whose config.json transformers cannot read: {why_not_loaded(error)}"
         ) from error
+    for name, value in config.get_text_config().to_dict().items():
+        if _COUNTS.search(name) and isinstance(value, int) and value > _MOST_MODULES:
+            raise ConfigError(f"model.path is {path!r}, whose config.json has {name} {value:,}; 10,000 is the most")
     quantized = getattr(config, "quantization_config", None)
     if quantized is not None:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else type(quantized).__name__
@@ -50,7 +64,7 @@ def load_checkpoint(path: str) -> Any:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    weight_files(path)
+    _outlined(path, weight_files(path))
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             path,
@@ -63,6 +77,11 @@ def load_checkpoint(path: str) -> Any:
         )
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise ConfigError(f"model.path is {path!r}, which transformers cannot load: {why_not_loaded(error)}") from error
+    except (pickle.UnpicklingError, EOFError) as error:
+        # The error itself says how to run the file's code.
+        raise ConfigError(
+            f"model.path is {path!r}, whose *.bin is damaged or holds more than tensors; save weights as safetensors"
+        ) from error
     # A mismatched entry is (name, shape in the file, shape in the model).
     mismatched = [name if isinstance(name, str) else name[0] for name in info["mismatched_keys"]]
     wrong = {"missing": info["missing_keys"], "unexpected": info["unexpected_keys"], "of another shape": mismatched}
@@ -79,10 +98,7 @@ def check_weights(path: str) -> None:
     if sum(file.stat().st_size for file in files) <= SMALL_BYTES:
         load_checkpoint(path)
         return
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(read_config(path))
+    model = _outlined(path, files)
     names = {name for file in files if file.suffix == ".safetensors" for name in _header(file)}
     head = model.get_output_embeddings()
     own = [name for name, module in model.named_modules() if module is head]
@@ -91,11 +107,34 @@ def check_weights(path: str) -> None:
         _refuse(path, type(model).__name__, {"missing": [f"{own[0]}.weight"]})
 
 
+def _outlined(path: str, files: Sequence[Path]) -> Any:
+    """Return the model without weights. ConfigError if it has more than the files can hold.
+
+    transformers would make what they lack, of whatever size config.json says, before it is named.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = read_config(path)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except (ImportError, RuntimeError, *_WRONG_VALUES) as error:
+        raise ConfigError(
+            f"model.path is {path!r}, whose config.json describes no model: {why_not_loaded(error)}"
+        ) from error
+    numbers, held = sum(one.numel() for one in model.parameters()), sum(file.stat().st_size for file in files)
+    if numbers > held:
+        raise ConfigError(
+            f"model.path is {path!r}, whose config.json describes {numbers:,} weights; its files have {held:,} bytes"
+        )
+    return model
+
+
 def weight_files(path: str) -> list[Path]:
     """Return the files of weights; ConfigError names one that is missing, cut short or otherwise damaged."""
     folder = Path(path)
     for index in sorted(folder.glob("*.index.json")):
-        names = sorted(set(read_json(index).get("weight_map", {}).values()))
+        names = weight_map_files(index)
         lost = [name for name in names if not (folder / name).is_file()]
         if lost:
             raise ConfigError(f"model.path is {path!r}: {index.name} names {lost[0]}, which is not in the folder")
@@ -117,7 +156,7 @@ def _header(file: Path) -> Mapping[str, Any]:
     with file.open("rb") as stream:
         first = stream.read(8)
         length = struct.unpack("<Q", first)[0] if len(first) == 8 else size
-        if 8 + length > size:
+        if 8 + length > size or length > _LARGEST_HEADER:
             raise ConfigError(f"{file} is damaged: it has {size} bytes, and its header alone needs {8 + length}")
         try:
             header: dict[str, Any] = json.loads(stream.read(length))

@@ -1,6 +1,6 @@
 """Which device a rank or a collector computes on, and in what precision.
 
-A run's ranks take the GPUs in turn, and its collectors those after them.
+A run's ranks take the GPUs in turn, and its collectors those after them, or the same ones with time slicing.
 """
 
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from asyncrl.configs import RunConfig
 from asyncrl.engine.errors import ConfigError
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -28,6 +29,14 @@ def choose_device(
     if asked == "cuda":
         raise ConfigError("cuda was asked for, and torch sees no GPU here; it must be auto or cpu")
     return torch.device("cpu")
+
+
+def collector_place(config: RunConfig, index: int) -> int:
+    """Return the place of a collector among a run's processes: with time slicing, that of the rank it takes turns with.
+
+    Example: with 2 ranks, collectors 0, 1 and 2 have places 2, 3 and 4; with time slicing 0, 1 and 0.
+    """
+    return index % config.trainer.ranks if config.cluster.time_slicing else config.trainer.ranks + index
 
 
 def torch_dtype(name: str) -> torch.dtype:

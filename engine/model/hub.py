@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from asyncrl.engine.errors import ConfigError
-from asyncrl.engine.model.settings import read_json
+from asyncrl.engine.model.settings import weight_map_files
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -67,11 +67,8 @@ def find_snapshot(
     from huggingface_hub import constants
 
     offline, cached, asked = constants.HF_HUB_OFFLINE, cached_snapshot(name, revision), _asked(name, revision)
-    if offline and cached is None:
-        raise ConfigError(
-            f"{asked} is not in the cache ({cache_folder()}), and HF_HUB_OFFLINE is set; unset it, fetch the model "
-            f"first (hf download {name}), or name a folder"
-        )
+    if cached is None:
+        check_online(name, revision)
     if cached is not None and (offline or _COMMIT.fullmatch(revision or "")):
         return cached
     tell(f"asking {constants.ENDPOINT} for {name}; what is not in the cache is fetched, for at most {timeout_s:g} s")
@@ -85,6 +82,17 @@ def find_snapshot(
         tell(f"{constants.ENDPOINT} did not give {name} ({answer['detail']}); the cache has it, and that is taken")
         return cached
     raise ConfigError(_refusal(answer, asked, name, timeout_s))
+
+
+def check_online(name: str, revision: str | None) -> None:
+    """Refuse to fetch a model where HF_HUB_OFFLINE is set; ConfigError says what to do instead."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        raise ConfigError(
+            f"{_asked(name, revision)} is not in the cache ({cache_folder()}), and HF_HUB_OFFLINE is set; unset it, "
+            f"fetch the model first (hf download {name}), or name a folder"
+        )
 
 
 def fetch_in_process(name: str, revision: str, timeout_s: float) -> Mapping[str, str]:
@@ -135,7 +143,7 @@ def _refusal(answer: Mapping[str, str], asked: str, name: str, timeout_s: float)
 def _is_whole(folder: Path) -> bool:
     """Whether a folder has what a run reads: links of an interrupted download lead nowhere and do not count."""
     indices = [path for path in folder.glob("*.index.json") if path.is_file()]
-    names = {name for index in indices for name in read_json(index).get("weight_map", {}).values()}
+    names = {name for index in indices for name in weight_map_files(index)}
     weights = [folder / name for name in names] or [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
     tokenizer = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
     return (folder / "config.json").is_file() and tokenizer and bool(weights) and all(map(Path.is_file, weights))

@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from asyncrl.engine.bounds import LARGEST_JSON, read_bytes
 from asyncrl.engine.errors import ConfigError
 
+_READ_WHOLE = (".json", ".jinja", ".jsonl", ".model", ".txt")
+_LONGEST_NAME = 255
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "suppress_tokens")
 
 
@@ -15,7 +18,10 @@ def end_tokens(path: str) -> list[int]:
         file = Path(path) / name
         found = read_json(file).get("eos_token_id") if file.is_file() else None
         if found is not None:
-            return [found] if isinstance(found, int) else list(found)
+            ends = found if isinstance(found, list) else [found]
+            if not all(isinstance(end, int) for end in ends):
+                raise ConfigError(f"{file} has the eos_token_id {str(found)[:100]}; it must be one number, or several")
+            return ends
     return []
 
 
@@ -29,12 +35,34 @@ def sampling_settings(path: str) -> dict[str, Any]:
 def read_json(file: Path) -> dict[str, Any]:
     """Return the object that a JSON file holds; ConfigError for anything else."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = json.loads(read_bytes(file, LARGEST_JSON, ConfigError))
+    except ConfigError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{file} holds no JSON object")
     return found
+
+
+def weight_map_files(index: Path) -> list[str]:
+    """Return the names of the files of weights that an index names; ConfigError if it is none."""
+    named = read_json(index).get("weight_map", {})
+    files = list(named.values()) if isinstance(named, dict) else [None]
+    # No file has a longer name; to ask for one is an error of its own.
+    names = [name for name in files if isinstance(name, str) and len(name.encode("utf-8", "replace")) <= _LONGEST_NAME]
+    if len(names) < len(files):
+        raise ConfigError(f"{index} has a weight_map that does not map weights to files")
+    return sorted(set(names))
+
+
+def check_small_files(folder: str) -> None:
+    """ConfigError names a file that is not one of weights and is too large: transformers reads such files whole."""
+    for path in Path(folder).iterdir():
+        if path.suffix in _READ_WHOLE and path.is_file() and path.stat().st_size > LARGEST_JSON:
+            raise ConfigError(
+                f"{path} has {path.stat().st_size:,} bytes; settings and tokenizers have {LARGEST_JSON:,} at most"
+            )
 
 
 def why_not_loaded(error: BaseException) -> str:

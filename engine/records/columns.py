@@ -9,18 +9,21 @@ at the start of the batch; `reference_logprobs`, under the frozen reference mode
 
 A task may declare extras: more columns that every put brings, one tensor per sample, of any shape. Ranks always read
 them and pass them to the model by name.
+
+With `trainer.router_replay` every put brings `routed_experts`: the experts chosen for each token of prompt and
+response, int16 (L, layers, k), -1 where none is known. It travels as extras do.
 """
 
 TOKENS = "tokens"
 LOGPROBS = "logprobs"
 COLUMNS = (TOKENS, LOGPROBS)
+ROUTED_EXPERTS = "routed_experts"
 TRAINER_LOGPROBS = "trainer_logprobs"
 REFERENCE_LOGPROBS = "reference_logprobs"
 
 # Names that an extra cannot have: the columns, and arguments that the model is given anyway.
-TAKEN = frozenset(
-    {*COLUMNS, TRAINER_LOGPROBS, REFERENCE_LOGPROBS, "input_ids", "attention_mask", "position_ids", "use_cache"}
-)
+_ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "use_cache")
+TAKEN = frozenset({*COLUMNS, ROUTED_EXPERTS, TRAINER_LOGPROBS, REFERENCE_LOGPROBS, *_ARGUMENTS})
 
 
 def check_extra(name: str) -> None:

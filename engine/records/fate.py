@@ -18,6 +18,8 @@ CANCELLED = "cancelled_stale"
 RECALLED = "recalled"
 NOT_RESTORED = "not_restored"
 """A group was in flight at the checkpoint from which the run was resumed; its prompt was issued again."""
+COLLECTOR_DIED = "collector_died"
+"""A group was in flight on a collector that died; its prompt was issued again."""
 QUEUE_TIMEOUT = "queue_timeout"
 RUN_ENDED = "run_ended"
 

@@ -26,6 +26,8 @@ STATUS = "status"
 CAUSE = "cause"
 # The number of different responses in the group.
 DISTINCT_RESPONSES = "distinct_responses"
+# The node on which its row is stored, by address; only where a run is on several nodes, and that is known.
+STORED_AT = "stored_at"
 
 _PLAIN = (int, float, str, bool, type(None))
 

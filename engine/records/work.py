@@ -4,11 +4,12 @@ import struct
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from asyncrl.engine.records.columns import REFERENCE_LOGPROBS, TRAINER_LOGPROBS
 from asyncrl.engine.records.plan import MicroBatch
+from asyncrl.engine.records.traffic import Traffic
 
 Stage = Literal["logprobs", "reference_logprobs", "train"]
 
@@ -172,7 +173,8 @@ class RankResult:
     `grad_norm` is the mean over updates. `weight_sum` is of importance weights as they are, `used_weight_sum`
     as truncated, `truncated` how many were. `seconds` is what its micro-batches took, without waiting
     for rows (`waited_s`) or for other ranks. `entropy_sum` is of the policy, in nats.
-    `peak_flops` is of its device in FLOPs per second, 0 if not known.
+    `peak_flops` is of its device in FLOPs per second, 0 if not known. `traffic` is what it read and wrote since its
+    last result.
     """
 
     loss: float
@@ -190,3 +192,4 @@ class RankResult:
     peak_flops: float = 0.0
     entropy_sum: float = 0.0
     learning_rate: float = 0.0
+    traffic: Traffic = field(default_factory=Traffic)

@@ -8,9 +8,13 @@ from pathlib import Path
 from asyncrl.collectors.tasks.prepared import PreparedTask
 from asyncrl.configs import Loaded, RunConfig
 from asyncrl.configs.sections.model import Model
-from asyncrl.engine.errors import ConfigError, FilterError
-from asyncrl.engine.lifecycle.process_env import check_no_other_ray
+from asyncrl.engine.errors import ConfigError, DataPlaneError, FilterError
+from asyncrl.engine.lifecycle.process_env import check_no_other_ray, cluster_address
 from asyncrl.engine.model.folder import ADAPTER_CONFIG, instead_of_adapter
+from asyncrl.engine.running.cluster_checks import check_cluster
+from asyncrl.engine.running.idle_options import check_idle_options
+from asyncrl.engine.running.megatron_checks import check_megatron, check_megatron_model
+from asyncrl.engine.running.redaction import Redaction
 from asyncrl.engine.running.server_checks import check_server_options, check_servers
 from asyncrl.engine.running.sources import prepare_sources, with_prompts
 from asyncrl.filters import BaseRolloutFilter, build_chain
@@ -20,7 +24,7 @@ from asyncrl.filters.load import with_objects
 def check_process(config: RunConfig) -> None:
     """Check that this process can have the run: ConfigError if not."""
     if config.run.runtime == "ray":
-        check_no_other_ray()
+        check_no_other_ray(joins=cluster_address(config) is not None)
 
 
 def check_runnable(loaded: Loaded, objects: Sequence[BaseRolloutFilter] = ()) -> PreparedTask:
@@ -35,19 +39,24 @@ def check_runnable(loaded: Loaded, objects: Sequence[BaseRolloutFilter] = ()) ->
 def check_without_model(loaded: Loaded, objects: Sequence[BaseRolloutFilter] = ()) -> PreparedTask:
     """Check what can be checked before the model's folder is there, and return the task. ConfigError if not."""
     config = loaded.config
+    Redaction(os.environ).check(loaded)
     memory = config.data_plane.shared_memory
     if memory not in (None, "auto") and not (Path(memory).is_dir() and os.access(memory, os.W_OK | os.X_OK)):
         raise ConfigError(
             f"data_plane.shared_memory (from {loaded.sources['data_plane.shared_memory']}) is {memory!r}; "
             "it must be a directory that can be written to, auto, or null"
         )
+    _check_mooncake(loaded)
     evaluated = () if config.evaluation.every is None else ("evaluation",)
+    check_cluster(loaded)
     check_devices(loaded, "trainer", "collector", *evaluated)
     check_weight_transport(loaded)
     check_stale_mode(loaded)
     _check_synchronous(loaded)
     check_engine(loaded)
+    check_megatron(loaded)
     check_server_options(loaded)
+    check_idle_options(loaded)
     try:
         build_chain(with_objects(config.filters, objects), min_live=config.rollout.min_live).state_dict()
     except FilterError as error:
@@ -71,8 +80,10 @@ def check_with_model(loaded: Loaded, prepared: PreparedTask) -> PreparedTask:
                 f"model.path (from {loaded.sources['model.path']}) is {config.model.path!r}; it must hold a "
                 "tokenizer too (tokenizer.json or tokenizer_config.json)"
             )
+    check_megatron_model(loaded, prepared.task.extras)
     _check_extras(config.model, prepared.task.extras)
     _check_lora(config)
+    _check_router_replay(config)
     prepared = with_prompts(config, prepared)
     _check_slots(loaded, prepared)
     if prepared.evaluation:
@@ -114,6 +125,33 @@ def _check_slots(loaded: Loaded, prepared: PreparedTask) -> None:
             f"the longest prompt and {loaded.config.longest_option} come to {needed}; it must be null, or at least "
             f"{needed}"
         )
+
+
+def _check_mooncake(loaded: Loaded) -> None:
+    """Refuse Mooncake where it would have no effect, lacks something, or lends more memory than there is."""
+    plane = loaded.config.data_plane
+    where = f"data_plane.backend (from {loaded.sources['data_plane.backend']}) is {plane.backend!r}"
+    if plane.backend != "mooncake":
+        return
+    if loaded.config.run.runtime == "local":
+        raise ConfigError(f"{where} and run.runtime 'local', in which all is one process. One of them must be another")
+    if plane.capacity_rows is not None:
+        raise ConfigError(
+            f"{where} and data_plane.capacity_rows (from {loaded.sources['data_plane.capacity_rows']}) "
+            f"{plane.capacity_rows}; Mooncake's room is storage_units times mooncake_segment_gib. It must be null"
+        )
+    from asyncrl.engine.data_plane.mooncake import fault_of_installation
+    from asyncrl.engine.data_plane.mooncake_service import MooncakeSettings, check_memory, free_bytes
+
+    fault = fault_of_installation()
+    if fault is not None:
+        raise ConfigError(f"{where}. {fault}")
+    try:
+        settings = MooncakeSettings(plane.storage_units, int(plane.mooncake_segment_gib * 2**30))
+        if cluster_address(loaded.config) is None:
+            check_memory(settings, plane.storage_units, free_bytes())
+    except DataPlaneError as error:
+        raise ConfigError(str(error)) from error
 
 
 def check_stale_mode(loaded: Loaded) -> None:
@@ -175,9 +213,13 @@ def check_weight_transport(loaded: Loaded) -> None:
     """Refuse a way of weights that cannot work here; ConfigError names it, its value and what it must be."""
     # What is chosen here needs no check, and torch takes seconds to import.
     if loaded.config.trainer.weight_transport != "auto":
-        from asyncrl.engine.lifecycle.transports import choose_way
+        from asyncrl.engine.lifecycle.transports import choose_way, choose_way_on_cluster
 
-        choose_way(loaded.config)
+        if cluster_address(loaded.config) is None:
+            choose_way(loaded.config)
+        else:
+            # Where the parts are is known only once the cluster is joined.
+            choose_way_on_cluster(loaded.config, own_gpus=True, one_node=True)
 
 
 def check_engine(loaded: Loaded) -> None:
@@ -188,6 +230,11 @@ def check_engine(loaded: Loaded) -> None:
         raise ConfigError(f"{source}; such an engine loads a checkpoint from model.path, which is null")
     if config.collector.engine == "vllm" and find_spec("vllm") is None:
         raise ConfigError(f"{source}, and vLLM is not installed here: scripts/install vllm (docs/engines.md)")
+    if config.trainer.router_replay and config.collector.engine in ("vllm", "http"):
+        raise ConfigError(
+            f"{source}, and trainer.router_replay (from {loaded.sources['trainer.router_replay']}) is true; only the "
+            "native engine tells which experts it chose. The engine must be native or auto, or router_replay false"
+        )
     if config.collector.engine == "batch":
         from asyncrl.engine.lifecycle.parts import native_only
 
@@ -229,10 +276,21 @@ def _check_lora(config: RunConfig) -> None:
         choose_layers(outline_model(config.model, vocab_size=CharTokenizer.vocab_size), config.lora.target_modules)
 
 
+def _check_router_replay(config: RunConfig) -> None:
+    """Look for routers in the model, whose class takes seconds to import, only if their choices are replayed."""
+    if config.trainer.router_replay:
+        from asyncrl.engine.model.causal_lm import outline_model
+        from asyncrl.engine.model.routers import routers_of
+        from asyncrl.engine.model.tokenizer import CharTokenizer
+
+        routers_of(outline_model(config.model, vocab_size=CharTokenizer.vocab_size))
+
+
 def check_devices(loaded: Loaded, *sections: str) -> None:
     """Refuse a device that is not here; ConfigError names the option of the section that asks for it."""
     for section in sections:
-        if getattr(loaded.config, section).device != "cuda":
+        # On a cluster that is joined, other nodes may have what this one lacks.
+        if getattr(loaded.config, section).device != "cuda" or cluster_address(loaded.config) is not None:
             continue
         import torch
 

@@ -30,12 +30,14 @@ from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.data_plane.observe import ObservedPlane
 from asyncrl.engine.deployment import EVALUATION, PARTITION, Deployment
 from asyncrl.engine.errors import FilterError
+from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import SCHEMA, RunEnded, RunStarted
 from asyncrl.engine.loop.checkpointer import Checkpointer, CheckpointSettings
 from asyncrl.engine.loop.controller import Controller
 from asyncrl.engine.loop.model_saver import ModelSaver, SaverSettings
+from asyncrl.engine.loop.unrestored import settle_unrestored
 from asyncrl.engine.records.ending import INTERRUPTED, Ending, failure, first_cause
 from asyncrl.engine.running.host import Host
 from asyncrl.engine.running.process_state import torch_threads_restored
@@ -85,10 +87,14 @@ class Order:
 
 
 class Driver:
-    """One run. `interrupt` and `end` may be called from any thread; `run`, once."""
+    """One run. `interrupt` and `end` may be called from any thread; `run`, once.
 
-    def __init__(self, order: Order, progress: Progress, host: Host) -> None:
+    `ledger` and `progress` are folds of the log that `run` is given.
+    """
+
+    def __init__(self, order: Order, ledger: Ledger, progress: Progress, host: Host) -> None:
         self._order = order
+        self._ledger = ledger
         self._progress = progress
         self._host = host
         self._chain = order.build_chain(time.monotonic)
@@ -102,6 +108,7 @@ class Driver:
         self._filter_state: dict[str, Any] = {}
         self._saver: ModelSaver | None = None
         self._checkpoints: Checkpointer | None = None
+        self._is_log_begun = False
         self.speaks = order.resumption is None
         """False while a run that is resumed reads its log, of which everything was told before."""
 
@@ -136,6 +143,7 @@ class Driver:
             ending = self._asked or Ending(130, INTERRUPTED)
         except BaseException as error:  # The process's edge: such as SystemExit, which leaves the loop at once.
             ending = failure(first_cause(error))
+        self._close_history(events)
         events.append(
             RunEnded(
                 code=ending.code,
@@ -147,6 +155,16 @@ class Driver:
             )
         )
         return ending
+
+    def _close_history(self, events: EventLog) -> None:
+        """Leave no group of a checkpoint without a fate, however early the run that goes on from it failed."""
+        resumption = self._order.resumption
+        if resumption is None:
+            return
+        if not self._is_log_begun:  # Its end would else stand alone, without a word of what was done before.
+            self._log_resumed(events, resumption)
+        if resumption.saved is not None:
+            settle_unrestored(resumption.saved, self._ledger, events)
 
     async def _go(self, events: EventLog, take_signals: Callable[[], None], call_in: CallIn) -> Ending:
         ending: Ending | None = None
@@ -247,18 +265,26 @@ class Driver:
         with ExitStack() as restored:
             async with AsyncExitStack() as stack:
                 if config.run.runtime == "ray":
-                    from asyncrl.engine.lifecycle.process_env import prepared
+                    from asyncrl.engine.lifecycle.orphans import end_orphans
+                    from asyncrl.engine.lifecycle.process_env import cluster_address, prepared
 
-                    restored.enter_context(prepared(max(config.collector.threads, config.trainer.threads)))
+                    address = cluster_address(config)
+                    threads = max(config.collector.threads, config.trainer.threads)
+                    restored.enter_context(prepared(threads, joins=address))
+                    if orphans := end_orphans():
+                        structlog.get_logger().warning("processes of a run that was killed were ended", pids=orphans)
                     self._log_start(events)
+                    from asyncrl.engine.lifecycle.joined import joined_cluster
                     from asyncrl.engine.lifecycle.ray_runtime import ray_cluster, ray_deployment
 
+                    directory = order.directory.absolute()
+                    cluster = ray_cluster() if address is None else joined_cluster(address, config, directory=directory)
                     async with anyio.create_task_group() as starting:
                         starting.start_soon(_keep, take_signals)
-                        await stack.enter_async_context(ray_cluster())
+                        places = await stack.enter_async_context(cluster)
                         starting.cancel_scope.cancel()
                     take_signals()
-                    deployment = ray_deployment(config, order.task, taggers=order.taggers)
+                    deployment = ray_deployment(config, order.task, taggers=order.taggers, places=places)
                 else:
                     from asyncrl.engine.lifecycle.local import local_deployment
 
@@ -276,10 +302,7 @@ class Driver:
         """Say what runs, or goes on; once the environment is set, since it imports torch."""
         resumption = self._order.resumption
         if resumption is not None:
-            resumption.warn()
-            config = self._order.recorded_config()
-            events.resume(resumption.checkpoint, after=resumption.after, config=config)
-            self.speaks = True
+            self._log_resumed(events, resumption)
             return
         from asyncrl.engine.lifecycle.parts import cost_model
 
@@ -294,6 +317,18 @@ class Driver:
                 age_reasons=self._chain.age_reasons,
             )
         )
+
+    def _log_resumed(self, events: EventLog, resumption: Resumption) -> None:
+        self._is_log_begun = True
+        resumption.warn()
+        events.resume(
+            resumption.checkpoint,
+            after=resumption.after,
+            config=self._order.recorded_config(),
+            attempt=resumption.attempt,
+            cause=resumption.cause,
+        )
+        self.speaks = True
 
     def _recorder(self, plane: DataPlane) -> Callable[[int, Sequence[str]], Awaitable[None]] | None:
         """Return what keeps the tensors of each step, if the configuration asks for it."""

@@ -1,5 +1,8 @@
 """What may change when a run is resumed."""
 
+RESUMED = "the run that is resumed"
+"""Where the values of a run that goes on come from, in messages."""
+
 HARMLESS = (
     "run.runtime",
     "run.steps",
@@ -12,11 +15,16 @@ HARMLESS = (
     "run.save_",
     "checkpoint.",
     "data_plane.",
+    "cluster.",
     "supervision.",
     "task.epochs",
     "task.retire_after",
     "rollout.gate_timeout_s",
     "rollout.bias_warning",
+    "evaluation.every",
+    "evaluation.at_",
+    "evaluation.device",
+    "evaluation.timeout_s",
     "collector.count",
     "collector.servers",
     "collector.server_",
@@ -32,6 +40,11 @@ HARMLESS = (
     "collector.max_failures_in_a_row",
     "collector.on_error",
     "trainer.ranks",
+    "trainer.tensor_parallel",
+    "trainer.pipeline_parallel",
+    "trainer.expert_parallel",
+    "trainer.fetch_policy",
+    "trainer.shard",
     "trainer.threads",
     "trainer.device",
     "trainer.peak_flops",
@@ -43,4 +56,4 @@ HARMLESS = (
     "trainer.weight_delta",
 )
 """Beginnings of keys. They decide neither what a group is nor what is learned from it, but where, for how long, and at
-what pace."""
+what pace. What an evaluation asks is not among them: the best model is kept by figures, which have to be comparable."""

@@ -15,16 +15,20 @@ from asyncrl.engine.running.output import Output
 
 @contextmanager
 def log_to(
-    path: Path, *, lost: Callable[[NotWritten], None], complain: Callable[[str], None] | None = None
+    path: Path,
+    *,
+    lost: Callable[[NotWritten], None],
+    complain: Callable[[str], None] | None = None,
+    redact: Callable[[str], str] = str,
 ) -> Iterator[None]:
     """Write log records to `path` for the length of the context; `lost` is told, once, if that fails.
 
-    Errors also go to `complain`, each as a line.
+    Errors also go to `complain`, each as a line. `redact` is given each line before it is written.
     """
 
     def show(_: Any, method: str, record: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         if complain is not None and method in ("error", "critical"):
-            complain(f"{record.get('event')}: {record}")
+            complain(redact(f"{record.get('event')}: {record}"))
         return record
 
     with (
@@ -38,6 +42,7 @@ def log_to(
                 structlog.processors.format_exc_info,
                 show,
                 structlog.processors.JSONRenderer(default=repr),
+                lambda logger, method, line: redact(str(line)),
             ],
             # What the caller has set up may drop records, or keep a logger that writes elsewhere.
             wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),

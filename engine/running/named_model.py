@@ -6,7 +6,7 @@ from dataclasses import replace
 from asyncrl.configs import Loaded
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.model import smollm2
-from asyncrl.engine.model.hub import Fetch, cached_snapshot, find_snapshot, is_on_hub
+from asyncrl.engine.model.hub import Fetch, cached_snapshot, check_online, find_snapshot, is_on_hub
 
 _IN_CACHE = "{name} in the cache of the Hub"
 
@@ -20,12 +20,16 @@ def needs_conversion(loaded: Loaded) -> bool:
 
 
 def what_comes_first(loaded: Loaded) -> str | None:
-    """Say what a run would do before its model can be checked; None if its folder is there."""
+    """Say what a run would do before its model can be checked; None if its folder is there.
+
+    ConfigError if it could not do that, for lack of a package or of a hub to ask.
+    """
     check_revision(loaded)
     if needs_conversion(loaded):
         return "convert it into the cache, which takes about a minute"
     model = loaded.config.model
     if is_on_hub(model.path) and cached_snapshot(str(model.path), model.revision) is None:
+        check_online(str(model.path), model.revision)
         return "fetch it from the Hugging Face Hub, if it is there"
     return None
 

@@ -6,9 +6,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from asyncrl.engine.bounds import read_bytes
 from asyncrl.engine.errors import AsyncRLError, NotWritten, TraceError
 from asyncrl.engine.events.summary import FILE_NAME
 
+_LARGEST_FILE = 16 << 20
+"""Bytes. A summary has some thousands."""
 # What is written otherwise than it is kept, or not at all.
 _NOT_PLAIN = {"directory", "exit_code", "exit_reason", "trained_age_histogram"}
 
@@ -69,7 +72,9 @@ class Summary:
         """Read the summary of a run that has ended; FileNotFoundError if the folder has none, TraceError if damaged."""
         file = Path(directory) / FILE_NAME
         try:
-            return cls.of(json.loads(file.read_text(encoding="utf-8")), Path(directory))
+            return cls.of(json.loads(read_bytes(file, _LARGEST_FILE, TraceError)), Path(directory))
+        except TraceError:
+            raise
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise TraceError(f"{file} is not the summary of a run: {error!r}") from error
 

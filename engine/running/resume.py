@@ -1,4 +1,4 @@
-"""A run that is to be gone on with: its newest whole checkpoint, its configuration, and what may differ from it."""
+"""A run that is resumed: its newest whole checkpoint, its configuration, and what may differ from it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,8 +7,9 @@ from typing import Any
 
 import structlog
 
-from asyncrl.configs import Loaded, Override, load
+from asyncrl.configs import Loaded, Override, flatten, load
 from asyncrl.configs.load import DEFAULT_PRESET
+from asyncrl.configs.named_code import check_code, code_of
 from asyncrl.engine.checkpoint import folder as on_disk
 from asyncrl.engine.checkpoint.state import read_run, read_state
 from asyncrl.engine.errors import CheckpointBroken, ConfigError, TraceError
@@ -17,7 +18,8 @@ from asyncrl.engine.events.log import FILE_NAME, read_events
 from asyncrl.engine.events.segments import segment_files
 from asyncrl.engine.events.types import Checkpointed, RunStarted
 from asyncrl.engine.loop.saved import Saved
-from asyncrl.engine.running.harmless import HARMLESS
+from asyncrl.engine.running.harmless import HARMLESS, RESUMED
+from asyncrl.engine.running.seal import sealed_code
 from asyncrl.engine.trace.recording import recorded_values
 from asyncrl.filters import BaseRolloutFilter
 from asyncrl.filters.load import object_name
@@ -30,7 +32,8 @@ AUTO = "auto"
 class Resumption:
     """What a run goes on from. Without `saved` it begins anew: it was stopped before its first checkpoint.
 
-    `after` is the number of the last event that counts; `config` what was in force.
+    `after` is the number of the last event that counts; `config` what was in force. `attempt` counts the attempts of
+    the command that goes on by itself, after a failure with this `cause`.
     """
 
     directory: Path
@@ -38,6 +41,8 @@ class Resumption:
     saved: Saved | None
     config: Mapping[str, Any]
     warnings: Sequence[str] = ()
+    attempt: int = 1
+    cause: str = ""
 
     @property
     def checkpoint(self) -> str:
@@ -45,7 +50,11 @@ class Resumption:
         return "" if self.saved is None else f"{on_disk.FOLDER}/{self.saved.folder.name}"
 
     def warn(self) -> None:
-        """Log what was found to be broken, once there is a log."""
+        """Log what failed before, and what was found to be broken, once there is a log."""
+        if self.cause:
+            structlog.get_logger().warning(
+                "the run goes on after a failure", attempt=self.attempt, cause=self.cause, checkpoint=self.checkpoint
+            )
         for warning in self.warnings:
             structlog.get_logger().warning("a checkpoint is broken; an older one stands in for it", why=warning)
 
@@ -61,7 +70,7 @@ def newest_run(runs: Path = RUNS) -> Path:
 def find(directory: Path) -> Resumption:
     """Return what the run in a folder goes on from. A broken checkpoint is passed over, and set aside.
 
-    ConfigError if there is no run, or none of its checkpoints is whole.
+    ConfigError without a run in it, or if all of its checkpoints are broken.
     """
     try:
         segment_files(directory)
@@ -98,8 +107,8 @@ def _check_free(directory: Path) -> None:
 
 def _read(directory: Path, folder: Path) -> Resumption:
     manifest = on_disk.check(folder)
-    state = read_state((folder / on_disk.STATE).read_text(encoding="utf-8"))
-    run = read_run((folder / on_disk.RUN).read_text(encoding="utf-8"))
+    state = read_state(on_disk.read_json(folder / on_disk.STATE))
+    run = read_run(on_disk.read_json(folder / on_disk.RUN))
     cut = _event(directory, manifest.after)
     if not isinstance(cut, Checkpointed) or cut.version != manifest.version:
         raise CheckpointBroken(f"{folder} ends with event {manifest.after}, and the log has no such checkpoint there")
@@ -115,10 +124,19 @@ def _event(directory: Path, number: int) -> Any:
 
 
 def resumed_config(
-    found: Resumption, overrides: Sequence[Override], filters: Sequence[BaseRolloutFilter] = ()
+    found: Resumption,
+    overrides: Sequence[Override],
+    filters: Sequence[BaseRolloutFilter] = (),
+    *,
+    allow_code: Sequence[str] = (),
 ) -> Loaded:
-    """Return the configuration of the run with `overrides` on top; `filters` are the objects that it was given."""
-    values = recorded_values(found.config, "the run that is resumed")
+    """Return the configuration of the run with `overrides` on top; `filters` are the objects that it was given.
+
+    ConfigError if it names code that neither `overrides` nor `allow_code` does: the folder may be another's.
+    """
+    values = recorded_values(found.config, RESUMED)
+    # Where a run goes is said by who starts it: the folder may be another's, and lead to a cluster of theirs.
+    values = [value for value in values if not value.path.startswith("cluster.")]
     chain = list(next(value.value for value in values if value.path == "filters"))
     for given in filters:
         name = object_name(given)
@@ -128,7 +146,10 @@ def resumed_config(
         del chain[at]
     if filters:
         values = [Override(v.path, chain, v.source) if v.path == "filters" else v for v in values]
-    return load(DEFAULT_PRESET, [*values, *overrides])
+    loaded = load(DEFAULT_PRESET, [*values, *overrides])
+    allowed = [*allow_code, *code_of(overrides), *sealed_code(found.directory)]
+    check_code(flatten(loaded.config), values, allowed=allowed, source=f"the run {found.directory}")
+    return loaded
 
 
 def check_changes(found: Resumption, config: Mapping[str, Any], *, prompts: int) -> list[str]:

@@ -31,7 +31,8 @@ class RunFiles:
     `end` is told of the ending once a file fails while the run goes on.
     """
 
-    def __init__(self, directory: Path, end: Callable[[Ending], None]) -> None:
+    def __init__(self, directory: Path, end: Callable[[Ending], None], *, redact: Callable[[str], str] = str) -> None:
+        self._redact = redact
         self._directory = directory
         self._end = end
         self._lost: list[NotWritten] = []
@@ -70,7 +71,7 @@ class RunFiles:
         path = self._directory / name
         part = path.with_name(f"{name}.part")
         try:
-            part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            part.write_text(self._redact(json.dumps(content, indent=2)) + "\n", encoding="utf-8")
             part.replace(path)
         except OSError as error:
             with suppress(OSError):

@@ -15,9 +15,15 @@ from asyncrl.filters import BaseRolloutFilter, build_chain
 from asyncrl.filters.load import with_objects
 
 
-def prepare_sources(loaded: Loaded, objects: Sequence[BaseRolloutFilter]) -> PreparedTask:
-    """Build the task and the reward functions; ConfigError if one cannot work, or would have no effect."""
+def prepare_sources(
+    loaded: Loaded, objects: Sequence[BaseRolloutFilter], *, only_evaluates: bool = False
+) -> PreparedTask:
+    """Build the task and the reward functions; ConfigError if one cannot work, or would have no effect.
+
+    A run that `only_evaluates` needs no prompts to train on, and may score by other functions than it was trained with.
+    """
     config = loaded.config
+    given = config.data.given or (only_evaluates and config.evaluation.given)
     _check_data(loaded)
     _check_environment(loaded)
     rewards = _check_rewards(loaded, objects)
@@ -27,16 +33,17 @@ def prepare_sources(loaded: Loaded, objects: Sequence[BaseRolloutFilter]) -> Pre
             config.environment.name,
             config.environment.options,
             warm_up=config.trainer.sft_warm_up_steps > 0,
-            lists=not config.data.given,
+            lists=not given,
         )
-    if config.data.given and rewards:
-        _check_no_task(loaded)
+    if given and rewards:
+        if not only_evaluates:
+            _check_no_task(loaded)
         return PreparedTask(Task(), (), (), rewards=rewards)
     prepared = prepare_task(
         config.task.name,
         config.task.options,
         warm_up=config.trainer.sft_warm_up_steps > 0,
-        lists=not config.data.given,
+        lists=not given,
         rewards=rewards,
     )
     if config.reward.on_failure is not None and prepared.task.extras:
@@ -71,7 +78,7 @@ def with_evaluation(config: RunConfig, prepared: PreparedTask) -> PreparedTask:
     has any, or a reward function cannot score one of them.
     """
     data, asked = config.data, config.evaluation
-    if asked.path is not None or asked.sets or (data.given and data.holdout):
+    if asked.given or (data.given and data.holdout):
         from asyncrl.collectors.data.evaluation import evaluation_records
 
         try:
@@ -143,7 +150,7 @@ def _check_no_task(loaded: Loaded) -> None:
 def _check_data(loaded: Loaded) -> None:
     """Refuse options of data sets where none is named."""
     data, evaluation = loaded.config.data, loaded.config.evaluation
-    if data.given or evaluation.path is not None or evaluation.sets:
+    if data.given or evaluation.given:
         return
     default = load().config.data
     for name in type(data).model_fields:

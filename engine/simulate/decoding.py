@@ -47,10 +47,23 @@ def bursts(seen: Observed) -> list[list[Rollout]]:
 
 
 def groups_at_once(config: RunConfig) -> int:
-    """Return how many groups a generator takes into one decode batch."""
+    """Return how many groups a generator takes into one decode batch.
+
+    At `max_staleness` 0 they are those that were granted together; the engine `batch` then takes one alone.
+    """
     if config.rollout.max_staleness == 0:
-        return 1
+        return 1 if config.collector.engine == "batch" else config.rollout.groups_per_step
     return config.collector.decode_samples // config.rollout.group_size
+
+
+def may_be_batched(config: RunConfig) -> bool:
+    """Return whether groups may wait for a decode batch to end: always for the engine `batch`.
+
+    Any other engine begins a group at once while it has rows to spare. Where run-ahead fills them, groups that take
+    about as long end together too, and the next ones wait for that.
+    """
+    rows = config.collector.decode_samples * config.collector.count
+    return config.collector.engine == "batch" or config.run_ahead_groups * config.rollout.group_size >= rows
 
 
 def is_batched(seen: Observed, *, at_once: int) -> bool:

@@ -8,6 +8,7 @@ other, a generator is a queue that serves batches, and a group's own seconds are
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,7 +16,14 @@ import numpy as np
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.events.types import AnyEvent
 from asyncrl.engine.records import Prompt
-from asyncrl.engine.simulate.decoding import bursts, decode_batches, groups_at_once, is_batched, publish_seconds
+from asyncrl.engine.simulate.decoding import (
+    bursts,
+    decode_batches,
+    groups_at_once,
+    is_batched,
+    may_be_batched,
+    publish_seconds,
+)
 from asyncrl.engine.simulate.observed import Observed, ObservedGroup
 from asyncrl.engine.simulate.profile import Burst, Rollout
 from asyncrl.engine.trace.recording import Recording
@@ -24,6 +32,8 @@ from asyncrl.engine.trace.recording import Recording
 NEAR_GROUPS = 64
 NEAR = 48
 ALIKE = 12
+# At least so many of the near groups have mixed rewards.
+MIXED = 4
 
 # Above this correlation, the seconds of a group are taken to depend on its length.
 _CORRELATED = 0.3
@@ -36,6 +46,11 @@ class Fitted:
 
     def __init__(self, events: Sequence[AnyEvent], *, source: str = "the run") -> None:
         config = Recording(events).config()
+        if config.cluster.time_slicing is not None:
+            raise ConfigError(
+                f"{source} has cluster.time_slicing {config.cluster.time_slicing!r}, and its groups were asleep for "
+                "part of their time; a fit needs a run without, and can predict one with it"
+            )
         seen = Observed(config)
         try:
             for event in events:
@@ -52,13 +67,15 @@ class Fitted:
         self._overheads = seen.overheads
         self._failed_share = seen.failures / (seen.failures + len(seen.groups))
         at_once = groups_at_once(config)
-        self.batched = is_batched(seen, at_once=at_once)
+        self.batched = may_be_batched(config) and is_batched(seen, at_once=at_once)
         self._batches = self._take_batches_out(seen, at_once) if self.batched else []
         self._first_burst, *later = [[rollout.seconds for rollout in burst] for burst in bursts(seen)]
         self._bursts = later or [self._first_burst]
         self._groups = sorted(seen.groups.values(), key=lambda group: group.version)
         self._versions = [group.version for group in self._groups]
         self._by_length = _go_together(self._groups)
+        self._mixed = [0, *accumulate(len(set(group.rollout.rewards)) > 1 for group in self._groups)]
+        self._near: dict[int, Sequence[ObservedGroup]] = {}
 
     @staticmethod
     def _take_batches_out(seen: Observed, at_once: int) -> list[tuple[float, float]]:
@@ -104,10 +121,17 @@ class Fitted:
         """Return all groups of a version, and groups of versions near it up to `NEAR_GROUPS`.
 
         All groups: if a run stayed at a version because no group could be trained, the few that ended this are
-        among them, and a sample would miss them.
+        among them, and a sample would miss them. And as many more as it takes for `MIXED` with mixed rewards: where
+        there is none near, another run would stay for ever.
         """
-        first = max(0, min(bisect_left(self._versions, version) - NEAR_GROUPS // 4, len(self._groups) - NEAR_GROUPS))
-        return self._groups[first : max(first + NEAR_GROUPS, bisect_right(self._versions, version))]
+        if version not in self._near:
+            count = len(self._groups)
+            first = max(0, min(bisect_left(self._versions, version) - NEAR_GROUPS // 4, count - NEAR_GROUPS))
+            end = min(count, max(first + NEAR_GROUPS, bisect_right(self._versions, version)))
+            while self._mixed[end] - self._mixed[first] < MIXED and (first > 0 or end < count):
+                first, end = max(0, first - 1), min(count, end + 1)
+            self._near[version] = self._groups[first:end]
+        return self._near[version]
 
     def _together(self, burst: Burst) -> float:
         """Return the seconds of the group at this place of a recorded burst; one burst uses one recorded burst."""

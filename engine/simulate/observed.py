@@ -71,7 +71,7 @@ class Observed:
         self.publishes: list[tuple[float, float]] = []
         self.loads: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self.overheads: dict[str, list[float]] = defaultdict(list)
-        self._ranks, self._lag = config.trainer.ranks, config.max_publish_lag
+        self._ranks, self._lag = config.trainer.replicas, config.max_publish_lag
         self._served: dict[str, int] = {}
         self._publish_began = 0.0
         self._version = 0

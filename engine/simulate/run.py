@@ -59,6 +59,7 @@ def predict(config: RunConfig, profile: Profile, *, slots: int = 0, folds: Seque
                 seed=seed,
                 slots=slots or _slots(config, batched=profile.batched),
                 in_flight_updates=config.rollout.stale_mode == "tokens",
+                sliced=config.cluster.time_slicing is not None,
             )
             for i in range(config.collector.count)
         ]
@@ -70,7 +71,8 @@ def predict(config: RunConfig, profile: Profile, *, slots: int = 0, folds: Seque
             plane=plane,
             taggers=chain.taggers,
         )
-        ranks = [SimulatedRank(f"rank{i}", profile, config.trainer.ranks, seed) for i in range(config.trainer.ranks)]
+        replicas = config.trainer.replicas
+        ranks = [SimulatedRank(f"rank{i}", profile, replicas, seed) for i in range(replicas)]
         _, ending = await run_controller(
             config,
             Deployment(plane, collectors, ranks, task.prompts(), []),

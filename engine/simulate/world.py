@@ -13,10 +13,12 @@ from typing import Any
 import anyio
 import torch
 
+from asyncrl.collectors.engines.base import Cache
 from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.collectors.tasks import Reward, Task
 from asyncrl.engine.aio.outbox import Numbered, Outbox
 from asyncrl.engine.aio.signal import Signal
+from asyncrl.engine.aio.waking import Waking
 from asyncrl.engine.data_plane.base import Claim, Column, Lease
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.errors import AsyncRLError
@@ -97,7 +99,7 @@ class SimulatedGenerator:
 
     Where the profile says `batched`, `slots` groups decode as one batch, the next after it, and weights
     load between two. With `in_flight_updates` weights change within a response; otherwise a response is
-    of the version in force when it began.
+    of the version in force when it began. One that is `sliced` sleeps: groups stand still then, and a batch ends first.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class SimulatedGenerator:
         seed: int,
         slots: int,
         in_flight_updates: bool = False,
+        sliced: bool = False,
     ) -> None:
         self._index = index
         self._profile = profile
@@ -117,6 +120,7 @@ class SimulatedGenerator:
         self._slots = slots
         self._places = anyio.Semaphore(slots)
         self._in_flight_updates = in_flight_updates
+        self._waking = Waking() if sliced else None
         self._version = 0
         self._swaps: list[tuple[float, int]] = []
         self._burst = Burst(-1, 0, 0.0)
@@ -128,7 +132,9 @@ class SimulatedGenerator:
 
     async def run(self) -> None:
         while True:
-            await self._changed.wait_until(lambda: bool(self._waiting))
+            await self._changed.wait_until(
+                lambda: bool(self._waiting) and not (self._waking is not None and self._waking.asleep)
+            )
             async with self._decoding:
                 batch = [self._waiting.popleft() for _ in range(min(self._slots, len(self._waiting)))]
                 for waiting in batch:
@@ -157,11 +163,11 @@ class SimulatedGenerator:
         return await self._generate(request, rng, burst)
 
     async def _generate(self, request: GroupRequest, rng: Any, burst: Burst) -> Sequence[Completion]:
-        started, version, swaps = anyio.current_time(), self._version, len(self._swaps)
+        started, version, swaps = self._now(), self._version, len(self._swaps)
         rollout = self._profile.group(
             rng, prompt=request.prompt_ids[0], version=version, size=request.size, burst=burst
         )
-        await anyio.sleep(rollout.seconds)
+        await (anyio.sleep(rollout.seconds) if self._waking is None else self._waking.last(rollout.seconds))
         if rollout.failed:
             raise Unscored("a group that fails")
         newer = self._swaps[swaps:] if self._in_flight_updates else []
@@ -190,7 +196,21 @@ class SimulatedGenerator:
         else:
             await anyio.sleep(seconds)
         self._version = version
-        self._swaps.append((anyio.current_time(), version))
+        self._swaps.append((self._now(), version))
+
+    async def sleep(self, cache: Cache) -> None:
+        assert self._waking is not None
+        self._waking.sleep()
+        async with self._decoding:  # The batch that decodes ends first.
+            pass
+
+    async def wake(self) -> None:
+        assert self._waking is not None
+        self._waking.wake()
+        self._changed.notify()
+
+    def _now(self) -> float:
+        return anyio.current_time() if self._waking is None else self._waking.seconds
 
     async def stats(self) -> dict[str, Any]:
         return {"version": self._version}
@@ -273,8 +293,8 @@ class SimulatedPlane(LocalPlane):
         self._numbers[kind] += 1
         return overhead(self._profile, kind, seed=self._seed, number=self._numbers[kind])
 
-    async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:
-        await super().put(partition, group, {name: [_NOTHING] * group.size for name in columns})
+    async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> GroupMeta:
+        return await super().put(partition, group, {name: [_NOTHING] * group.size for name in columns})
 
     async def claim(self, *args: Any, **how: Any) -> Claim:
         await anyio.sleep(self._draw("claim"))

@@ -15,6 +15,7 @@ from asyncrl.engine.events.types import (
     AnyEvent,
     Claimed,
     Dispatched,
+    OwnerDead,
     Planned,
     Put,
     Released,
@@ -73,7 +74,9 @@ class Audit:
             case Put():
                 self.tags[event.group] = unwritten(event.tags)
                 self.born[event.group] = event.tags["version"]
-                self.served_at_put[event.group] = state.served[state.collectors[event.group]]
+                # Of one that died meanwhile nobody knows what it served.
+                by = state.collectors[event.group]
+                self.served_at_put[event.group] = event.tags["version"] if by in state.gone else state.served[by]
                 state.keys[event.group] = event.keys
                 state.places[event.group] = Place.BUFFERED
             case Claimed():
@@ -90,16 +93,25 @@ class Audit:
                 if event.version != state.version + 1:
                     self.faults.append(f"version went from {state.version} to {event.version}")
                 state.version = event.version
-            case Acknowledged():
-                if not state.served[event.generator] <= event.version <= state.version:
-                    self.faults.append(f"{event.generator} served {event.version} at version {state.version}")
-                state.served[event.generator] = event.version
+            case Acknowledged() | OwnerDead():
+                self._serve(event, state)
             case Released():
                 self.faults += [f"capacity of {g} came back twice" for g in event.groups if g not in state.out]
                 state.out.difference_update(event.groups)
             case Settled():
                 self._settle(event, state)
         self.run_ahead.append(len(state.out))
+
+    def _serve(self, event: Acknowledged | OwnerDead, state: "_State") -> None:
+        if isinstance(event, OwnerDead):
+            if event.replaced:
+                state.gone.add(event.owner)
+                state.served.pop(event.owner, None)
+            return
+        if not state.served[event.generator] <= event.version <= state.version:
+            self.faults.append(f"{event.generator} served {event.version} at version {state.version}")
+        state.served[event.generator] = event.version
+        state.gone.discard(event.generator)
 
     def _settle(self, event: Settled, state: "_State") -> None:
         if state.places.pop(event.group, None) is None:
@@ -132,6 +144,7 @@ class _State:
     keys: dict[int, list[str]] = field(default_factory=dict)
     step_of: dict[int, StepStarted] = field(default_factory=dict)
     served: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    gone: set[str] = field(default_factory=set)
     settled: Counter[str] = field(default_factory=Counter)
     out: set[int] = field(default_factory=set)
     version: int = 0

@@ -2,14 +2,16 @@
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import anyio
 
+from asyncrl.collectors.engines.base import Cache
 from asyncrl.collectors.generators.base import Completion, GroupRequest
 from asyncrl.collectors.tasks import Reward, Task
 from asyncrl.engine.aio.outbox import Numbered, Outbox
+from asyncrl.engine.aio.waking import Waking
 from asyncrl.engine.data_plane.base import DataPlane
 from asyncrl.engine.data_plane.passing import PassingPlane
 from asyncrl.engine.deployment import PARTITION
@@ -69,6 +71,11 @@ class FakeGenerator:
     updates: list[int] = field(default_factory=list)
     loaded_at: dict[int, float] = field(default_factory=dict)
     loading: int | None = None
+    waking: Waking | None = None
+
+    def anew(self) -> "FakeGenerator":
+        """Return one like it that has done nothing yet."""
+        return replace(self, calls=0, running=0, version=0, updates=[], loaded_at={}, loading=None, waking=None)
 
     async def run(self) -> None:
         await anyio.sleep_forever()
@@ -80,7 +87,8 @@ class FakeGenerator:
         started = self.version
         request.turn(True)
         try:
-            await anyio.sleep(self.seconds(call))
+            seconds = self.seconds(call)
+            await (anyio.sleep(seconds) if self.waking is None else self.waking.last(seconds))
             self.fail(call)
         finally:
             self.running -= 1
@@ -104,6 +112,14 @@ class FakeGenerator:
             self.loading = None
         self.version = version
         self.loaded_at.setdefault(version, anyio.current_time())
+
+    async def sleep(self, cache: Cache) -> None:
+        self.waking = self.waking or Waking()
+        self.waking.sleep()
+
+    async def wake(self) -> None:
+        if self.waking is not None:
+            self.waking.wake()
 
     async def stats(self) -> dict[str, Any]:
         return {"running": self.running, "version": self.version}

@@ -7,6 +7,7 @@ also when the act was done and its answer on its way.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -24,6 +25,8 @@ Result = TypeVar("Result")
 
 # Calls to one process that would arrive at the same instant: timers of one time ring in any order.
 _APART_S = 1e-6
+_here: "ContextVar[Process | None]" = ContextVar("process", default=None)
+"""The process in which a task runs."""
 _OPERATIONS = ("claim", "give_back", "renew", "leased", "read", "clear")
 
 
@@ -64,7 +67,7 @@ class Process:
         self._last_arrival = 0.0
         self._waiting: dict[_Call, None] = {}
         self._life = anyio.create_task_group()
-        self._dead = False
+        self._dead = self._hangs = False
         tasks.start_soon(self._live)
 
     async def call(self, method: str, act: Callable[[], Awaitable[Any]]) -> Any:
@@ -92,15 +95,26 @@ class Process:
         call = _Call(act, method, arrives, answer_s)
         self._waiting[call] = None
         if self._dead:
-            self._lose(call)
+            if not self._hangs:
+                self._lose(call)
         else:
             self._life.start_soon(self._serve, call)
         return call
 
-    def kill(self) -> None:
-        """End everything that runs in the process; nothing that has not arrived will act."""
+    @property
+    def is_dead(self) -> bool:
+        return self._dead
+
+    def kill(self, *, hangs: bool = False) -> None:
+        """End everything that runs in the process; nothing that has not arrived will act.
+
+        If it only `hangs`, who waits for it hears nothing, until it is killed.
+        """
         self._dead = True
         self._life.cancel_scope.cancel()
+        self._hangs = hangs
+        if hangs:
+            return
         for call in list(self._waiting):
             self._lose(call)
 
@@ -117,6 +131,7 @@ class Process:
     async def _serve(self, call: _Call) -> None:
         if call.arrives > anyio.current_time():
             await anyio.sleep_until(call.arrives)
+        _here.set(self)
         try:
             call.value = await call.act()
         except Exception as error:  # The actor's edge: the error is its caller's.
@@ -158,11 +173,14 @@ class DelayedPlane(PassingPlane):
         answer: Result = await self._process.call(operation, call)
         return answer
 
-    async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> None:
+    async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Column]) -> GroupMeta:
         call = self._process.send("put", partial(self._plane.put, partition, group, columns))
         try:
             await call.answered.wait()
         except anyio.get_cancelled_exc_class():
+            here = _here.get()
+            if here is not None and here.is_dead:
+                raise  # A process that is killed cleans nothing: the put acts, or has acted, and nobody is told.
             with anyio.CancelScope(shield=True):
                 await call.acted.wait()
                 if call.error is None:
@@ -170,3 +188,5 @@ class DelayedPlane(PassingPlane):
             raise
         if call.error is not None:
             raise call.error
+        stored: GroupMeta = call.value
+        return stored

@@ -53,7 +53,7 @@ class ScriptedEngine:
         self._version = self._tokens = 0
         self._busy_s = self._paused_s = 0.0
         self._pause: InFlight | None = None
-        self._swapping = self._updating = False
+        self._swapping = self._updating = self._asleep = False
         self._changed = Signal()
 
     async def run(self) -> None:
@@ -97,6 +97,16 @@ class ScriptedEngine:
 
     async def resume(self) -> None:
         self._pause = None
+        self._changed.notify()
+        await checkpoint()
+
+    async def sleep(self, cache: Cache = "keep") -> None:
+        self._asleep = True
+        self._changed.notify()
+        await checkpoint()
+
+    async def wake(self) -> None:
+        self._asleep = False
         self._changed.notify()
         await checkpoint()
 
@@ -153,7 +163,11 @@ class ScriptedEngine:
 
     @property
     def _held(self) -> bool:
-        return self._swapping or (self._pause is not None and (self._pause != "drain" or not self._running))
+        return (
+            self._swapping
+            or self._asleep
+            or (self._pause is not None and (self._pause != "drain" or not self._running))
+        )
 
     def _add(self, response: Response) -> None:
         token = self._make(response.request, response.made, self._version)

@@ -1,8 +1,10 @@
 """The real controller, collectors, front end and data plane around fakes, in virtual time."""
 
+import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import anyio
@@ -56,6 +58,7 @@ class Outcome:
     keys_left: list[str]
     seconds: float
     generators: Sequence[FakeGenerator]
+    successors: Mapping[str, Sequence[FakeGenerator]]
     ranks: Sequence[FakeRank]
     controller: Controller
     age_reasons: tuple[str, ...]
@@ -71,25 +74,110 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Nodes:
+    """Nodes of a cluster that come and go, each with room for one more collector, or with one.
+
+    One comes at each of `added_at`, and another collector can join that takes `start_s`. That of a collector is drained
+    at `drained_at`, and ends so many seconds later; or is lost at `lost_at` with all that is on it.
+    """
+
+    added_at: Sequence[float] = ()
+    start_s: float = 3.0
+    drained_at: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    lost_at: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def gone_at(self) -> dict[str, float]:
+        """When the nodes of collectors end."""
+        return {name: at + left_s for name, (at, left_s) in self.drained_at.items()} | dict(self.lost_at)
+
+
+@dataclass(frozen=True, slots=True)
 class Remote:
-    """Puts actors and plane into processes of their own: how long calls and answers take, and who is killed when."""
+    """Puts actors and plane into processes of their own: how long calls and answers take, and who is killed when.
+
+    A collector that died is replaced in `restart_s` seconds; None: never. `hangs`: who is killed only falls silent.
+    With `nodes`, collectors join and leave.
+    """
 
     actors: Delays = field(default_factory=Delays)
     plane: Delays = field(default_factory=Delays)
-    killed_at: Mapping[str, float] = field(default_factory=dict)
+    killed_at: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    restart_s: float | None = None
+    hangs: bool = False
+    nodes: Nodes | None = None
 
-    def actor(self, actor: Any, tasks: TaskGroup) -> Any:
-        process = Process(actor.name, tasks, self.actors)
-        if actor.name in self.killed_at:
-            tasks.start_soon(self._kill, process)
+
+class FakeRoster:
+    """The deployment's roster. Collectors that join have the numbers after those of the beginning."""
+
+    def __init__(self, nodes: Nodes, processes: "Processes", first: int) -> None:
+        self._nodes = nodes
+        self._processes = processes
+        self._recruited = 0
+        self._first = first
+        self.dismissed: list[str] = []
+
+    async def look(self) -> Mapping[str, float]:
+        now, drained = virtual_clock(), self._nodes.drained_at
+        return {name: max(0.0, at + left_s - now) for name, (at, left_s) in drained.items() if at <= now}
+
+    async def recruit(self) -> Any:
+        if sum(at <= virtual_clock() for at in self._nodes.added_at) <= self._recruited:
+            return None
+        name = f"collector{self._first + self._recruited}"
+        self._recruited += 1
+        return await self._processes.begin(name, self._nodes.start_s)
+
+    def has_lost(self, name: str) -> bool:
+        return self._nodes.lost_at.get(name, math.inf) <= virtual_clock()
+
+    async def dismiss(self, name: str) -> None:
+        self._processes.kill(name)
+        self.dismissed.append(name)
+
+
+class Processes:
+    """The processes of one simulated world. `build` makes the collector of a name anew, for a restart."""
+
+    def __init__(self, remote: Remote, tasks: TaskGroup, build: Callable[[str], Any]) -> None:
+        self._remote = remote
+        self._tasks = tasks
+        self._build = build
+        self._running: dict[str, Process] = {}
+        for name, times in remote.killed_at.items():
+            for at in times:
+                tasks.start_soon(self._kill, name, at, remote.hangs)
+        for name, at in remote.nodes.gone_at.items() if remote.nodes else ():
+            tasks.start_soon(self._kill, name, at, False)
+
+    def actor(self, actor: Any) -> Any:
+        process = self._running[actor.name] = Process(actor.name, self._tasks, self._remote.actors)
         return DelayedActor(actor, process)
 
-    def data_plane(self, plane: DataPlane, tasks: TaskGroup) -> Any:
-        return DelayedPlane(plane, Process("plane", tasks, self.plane, in_order=False))
+    def data_plane(self, plane: DataPlane) -> Any:
+        return DelayedPlane(plane, Process("plane", self._tasks, self._remote.plane, in_order=False))
 
-    async def _kill(self, process: Process) -> None:
-        await anyio.sleep(self.killed_at[process.name])
-        process.kill()
+    async def restart(self, name: str) -> Any:
+        """Be the deployment's restarter."""
+        assert self._remote.restart_s is not None
+        self._running[name].kill()
+        return await self.begin(name, self._remote.restart_s)
+
+    async def begin(self, name: str, start_s: float) -> Any:
+        """Start a process that takes so long."""
+        another = self.actor(self._build(name))
+        await checkpoint()  # The process starts.
+        await self._running[name].call("connect", partial(anyio.sleep, start_s))
+        return another
+
+    def kill(self, name: str) -> None:
+        self._running[name].kill()
+
+    async def _kill(self, name: str, at: float, hangs: bool) -> None:
+        await anyio.sleep(at)
+        if name in self._running:
+            self._running[name].kill(hangs=hangs)
 
 
 @cache
@@ -148,6 +236,7 @@ def simulate(
     """
     used_task = task or FakeTask()
     used_generators = list(generators or [FakeGenerator()])
+    successors: defaultdict[str, list[FakeGenerator]] = defaultdict(list)
 
     async def main() -> Outcome:
         async with anyio.create_task_group() as world:
@@ -157,32 +246,45 @@ def simulate(
 
     async def in_world(tasks: TaskGroup) -> Outcome:
         store = wrap(await local_plane(config))
-        plane = store if remote is None else remote.data_plane(store, tasks)
+
+        def successor(name: str) -> Collector:
+            """Build a collector anew, around a generator like the first of the name, or like the first of all."""
+            index = int(name.removeprefix("collector"))
+            like = used_generators[index if index < len(used_generators) else 0]
+            successors[name].append(like.anew())
+            return build([successors[name][-1]] * (index + 1))[index]
+
+        processes = None if remote is None else Processes(remote, tasks, successor)
+        plane = store if processes is None else processes.data_plane(store)
         chain = (
             build_chain(config.filters, min_live=config.rollout.min_live)
             if filters is None
             else Chain(filters, min_live=config.rollout.min_live)
         )
-        collectors: Sequence[Any] = build_collectors(
+        build = partial(
+            build_collectors,
             config,
-            used_generators,
             task=used_task,
             tokenizer=CharTokenizer(),
             plane=plane,
             collector=collector,
             taggers=chain.taggers,
         )
+        collectors: Sequence[Any] = build(used_generators)
         ranks = [
             rank(f"rank{i}", plane, seconds=rank_seconds, fail=rank_fail if i == 0 else lambda _: None, gap=rank_gap)
-            for i in range(config.trainer.ranks)
+            for i in range(config.trainer.replicas)
         ]
         handles: Sequence[Any] = ranks
-        if remote is not None:
-            collectors = [remote.actor(actor, tasks) for actor in collectors]
-            handles = [remote.actor(actor, tasks) for actor in ranks]
+        if processes is not None:
+            collectors = [processes.actor(actor) for actor in collectors]
+            handles = [processes.actor(actor) for actor in ranks]
             await checkpoint()  # The processes start.
         ledger, progress, collected = Ledger(), Progress(config.run.reward_window), Collected()
-        deployment = Deployment(plane, collectors, handles, used_task.prompts(), [])
+        restarter = None if remote is None or remote.restart_s is None else processes
+        deployment = Deployment(plane, collectors, handles, used_task.prompts(), [], restarter=restarter)
+        if processes is not None and remote is not None and remote.nodes is not None:
+            deployment = replace(deployment, roster=FakeRoster(remote.nodes, processes, len(used_generators)))
         if config.evaluation.every is not None:
             generator, asked = evaluator or FakeGenerator(), evaluation_task or used_task
             part = await fake_evaluation(config, generator, task=asked, plane=plane, source=ranks[0])
@@ -211,6 +313,7 @@ def simulate(
             keys_left=[key for name in partitions for key in await store.keys(name)],
             seconds=seconds,
             generators=used_generators,
+            successors=successors,
             ranks=ranks,
             controller=made,
             age_reasons=chain.age_reasons,

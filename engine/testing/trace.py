@@ -17,6 +17,7 @@ import anyio
 import msgspec
 
 from asyncrl.configs import Override, RunConfig, load
+from asyncrl.configs.named_code import code_of
 from asyncrl.engine.aio.virtual_time import run_virtual, virtual_clock
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.events.ledger import Ledger
@@ -33,6 +34,7 @@ from asyncrl.engine.events.types import (
 from asyncrl.engine.lifecycle.parts import train_partition
 from asyncrl.engine.records.ending import DATA_EXHAUSTED, Ending, failure, first_cause
 from asyncrl.engine.records.work import TrainWork
+from asyncrl.engine.running.seal import sealed_code
 from asyncrl.engine.testing.golden import TraceChanged, compare_with_golden
 from asyncrl.engine.testing.script import Entry, PutGroup, check_script, fail, finish, hang, put, version
 from asyncrl.engine.testing.scripted_collector import COLLECTOR, ScriptedCollector, acknowledge
@@ -175,14 +177,21 @@ def play(
         raise first_cause(group) from None
 
 
-def play_log(path: Path, *, filters: Sequence[BaseRolloutFilter] | None = None, **settings: Any) -> Played:
+def play_log(
+    path: Path,
+    *,
+    filters: Sequence[BaseRolloutFilter] | None = None,
+    allow_code: Sequence[str] = (),
+    **settings: Any,
+) -> Played:
     """Replay a recorded log, which must be identical; with filters or settings, judge its claims again under them.
 
-    `trainer__ranks=2` sets trainer.ranks. TraceChanged says where a plain replay differs.
+    `trainer__ranks=2` sets trainer.ranks. TraceChanged says where a plain replay differs; ConfigError names filters of
+    the log's that are code (`module:Class`) and not in `allow_code`.
     """
-    recording = Recording.read(path)
+    recording, allowed = Recording.read(path), [*allow_code, *sealed_code(path)]
     if filters is None and not settings:
-        replayed = replay(recording)
+        replayed = replay(recording, allow_code=allowed)
         if replayed.difference is not None:
             raise TraceChanged(f"the replay of {path.name} differs at {replayed.difference}")
         events = replayed.events
@@ -190,7 +199,7 @@ def play_log(path: Path, *, filters: Sequence[BaseRolloutFilter] | None = None, 
         overrides = [Override(name.replace("__", "."), value, name) for name, value in settings.items()]
         config = recording.config(overrides)
         chain = None if filters is None else Chain(filters, min_live=config.rollout.min_live)
-        events = what_if(recording, config, chain=chain).events
+        events = what_if(recording, config, chain=chain, allow_code=[*allowed, *code_of(overrides)]).events
     ended = recording.ended
     return Played(events, Ending(1, "the log breaks off") if ended is None else Ending(ended.code, ended.reason))
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.engine.events.types import (
-    Acknowledged,
+    ActorRestarted,
     AnyEvent,
     Claimed,
     ClaimReturned,
@@ -21,6 +21,7 @@ from asyncrl.engine.events.types import (
     Judged,
     OwnerDead,
     Put,
+    RanksPlaced,
     Released,
     Resumed,
     RunEnded,
@@ -122,6 +123,8 @@ class _Hidden:
     def changes(self, event: AnyEvent) -> dict[str, Any]:
         """Return the fields of an event that must be replaced, with their new values."""
         changes: dict[str, Any] = {name: "" for name in ("error", "path", "checkpoint") if hasattr(event, name)}
+        for name in {"collector", "generator"}.intersection(event.__struct_fields__):
+            changes[name] = self._collectors[getattr(event, name)]
         match event:
             case RunStarted():
                 changes |= {"config": self._config(event.config), "software": {}, "process_wall": None}
@@ -130,7 +133,6 @@ class _Hidden:
             case Dispatched():
                 changes["dataset"] = self._datasets[event.dataset]
                 changes["prompt"] = _mapped(event.prompt, self._prompts)
-                changes["collector"] = self._collectors[event.collector]
             case Evaluated():
                 changes["dataset"] = self._datasets[event.dataset]
                 changes["prompt"] = _mapped(event.prompt, self._prompts)
@@ -144,11 +146,12 @@ class _Hidden:
             case Claimed():
                 owner, slash, number = event.claim.rpartition("/")
                 changes["claim"] = f"{self._owners[owner]}{slash}{number}"
-            case OwnerDead():
-                collects = event.owner in self._collecting
-                changes["owner"] = (self._collectors if collects else self._owners)[event.owner]
-            case Acknowledged():
-                changes["generator"] = self._collectors[event.generator]
+            case OwnerDead() | ActorRestarted():
+                field = "owner" if isinstance(event, OwnerDead) else "actor"
+                name = getattr(event, field)
+                changes[field] = (self._collectors if name in self._collecting else self._owners)[name]
+            case RanksPlaced():
+                changes["nodes"] = [_mapped(node, self._texts) for node in event.nodes]
             case RunEnded() if event.code not in (0, 129, 130, 143):
                 changes["reason"] = "failed"
         return changes

@@ -28,7 +28,7 @@ from asyncrl.engine.events.types import (
     Settled,
     StepStarted,
 )
-from asyncrl.engine.records.fate import CANCELLED, RECALLED, RUN_ENDED, STALE, TRAINED, dropped
+from asyncrl.engine.records.fate import CANCELLED, COLLECTOR_DIED, RECALLED, RUN_ENDED, STALE, TRAINED, dropped, failed
 
 _Prompt = tuple[str, int | str]
 
@@ -113,7 +113,8 @@ class Grants:
     def _follow_groups(self, event: AnyEvent) -> None:
         match event:
             case GroupFailed() if event.group in self._groups and self._order is not None:
-                self._order.failed.add(_prompt(self._groups[event.group]))
+                if event.reason != COLLECTOR_DIED:
+                    self._order.failed.add(_prompt(self._groups[event.group]))
             case Put():
                 self._buffered.add(event.group)
             case Claimed():
@@ -181,7 +182,7 @@ class Grants:
             self._batch_of.pop(event.group, None)
         self._buffered.discard(event.group)
         lost = dropped(STALE) in event.fates or dropped(CANCELLED) in event.fates
-        recalled = dropped(RECALLED) in event.fates
+        recalled = dropped(RECALLED) in event.fates or failed(COLLECTOR_DIED) in event.fates
         if recalled:
             self._tries[event.group] -= 1
         if recalled or (lost and self._tries[event.group] < self._config.rollout.requeue_tries):

@@ -17,6 +17,8 @@ from asyncrl.engine.events.types import (
     BatchTaken,
     Claimed,
     ClaimReturned,
+    CollectorLeaving,
+    CollectorLeft,
     Dispatched,
     Judged,
     OwnerDead,
@@ -106,10 +108,14 @@ class _Publishes:
                 if behind:
                     yield f"version {event.version}, which {behind[0]} does not serve"
             case Acknowledged():
-                served = self._served[event.generator]
+                served = self._served.get(event.generator, 0)  # One in a dead one's place joins by this.
                 if not served <= event.version <= self._started:
                     yield f"version {event.version}, after {served}; the newest that was sent is {self._started}"
                 self._served[event.generator] = event.version
+            case OwnerDead() if event.replaced:
+                self._served.pop(event.owner, None)
+            case CollectorLeft():
+                self._served.pop(event.collector, None)
 
 
 class _Claims:
@@ -137,7 +143,8 @@ class _Claims:
         if isinstance(event, Settled) and dropped(CANCELLED) in event.fates:
             yield from self._cancel(event)
         self._follow(event)
-        if isinstance(event, Claimed | Judged | BatchJudged | ClaimReturned | OwnerDead):
+        returned = isinstance(event, ClaimReturned | OwnerDead) and bool(event.groups)
+        if returned or isinstance(event, Claimed | Judged | BatchJudged):
             self._since = event.t
             self._stood.clear()
         if self._rollout.stale_mode == "gate":
@@ -156,7 +163,7 @@ class _Claims:
             case Claimed():
                 for group in event.groups:
                     self._buffered.pop(group, None)
-            case ClaimReturned() | OwnerDead():
+            case ClaimReturned() | OwnerDead() if event.groups:
                 # The version of a group that comes again is not needed: the gate is not asked any more.
                 self._rollout = self._rollout.model_copy(update={"stale_mode": "drop"})
             case Settled():
@@ -208,19 +215,28 @@ class _Claims:
 
 
 class _Recalls:
-    """Recalled is only what a collector has that was late, by the balance's own rule."""
+    """Recalled is only what a collector has that was late, by the balance's own rule, or that leaves."""
 
     def __init__(self, generators: Sequence[str], config: RunConfig) -> None:
         self._balance = Balance(generators, exact=config.rollout.max_staleness == 0)
         self._drops = config.rollout.stale_mode == "drop"
         self._late: set[int] = set()
+        self._in_flight: dict[int, str] = {}
 
     def apply(self, event: AnyEvent) -> Iterator[str]:
+        match event:
+            case Dispatched():
+                self._in_flight[event.group] = event.collector
+            case CollectorLeaving():
+                # Whatever it does not finish, it hands back.
+                self._late.update(group for group, name in self._in_flight.items() if name == event.collector)
+            case Put():
+                self._in_flight.pop(event.group, None)
         for at, groups in self._balance.late().values():
             if self._drops and at <= event.t + _ROUNDING_S:
                 self._late.update(groups)
         if isinstance(event, Settled) and dropped(RECALLED) in event.fates and event.group not in self._late:
-            yield "it was recalled, and its collector was not late"
+            yield "it was recalled, and its collector was neither late nor to leave"
         if isinstance(event, Balance.kinds):
             self._balance.apply(event)
 

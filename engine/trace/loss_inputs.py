@@ -14,6 +14,7 @@ from asyncrl.engine.errors import TraceError
 from asyncrl.engine.records.work import Update
 from asyncrl.trainers.backends.base import Rows
 
+_MOST_DIGITS = 9
 _FORMAT = 3
 """1 had neither several updates nor later columns, scales, one length and extras; 2 had no generated places. Both are
 still read."""
@@ -112,9 +113,9 @@ def load(path: Path | str) -> LossInputs:
 def check_format(path: Path | str, metadata: Mapping[str, str], what: str, newest: int) -> int | None:
     """Return the format that a file's metadata names, None without one; TraceError if it is newer than `newest`."""
     text = metadata.get("format", "")
-    if not text.isdigit():
+    if not text.isdecimal():
         return None
-    if int(text) > newest:
+    if len(text) > _MOST_DIGITS or int(text) > newest:
         raise TraceError(
             f"{path} holds {what} of format {text}, and this asyncrl reads up to {newest}; "
             "read it with the asyncrl that wrote it"

@@ -22,6 +22,7 @@ from asyncrl.engine.events.types import (
     OwnerDead,
     Published,
     Put,
+    RanksPlaced,
     Settled,
     VersionSet,
     unwritten,
@@ -102,8 +103,8 @@ def replay_ranks(
     trained: Callable[[TrainWork], Awaitable[None]] = _at_once,
     measured: Callable[[], Awaitable[Mapping[str, Any]]] | None = None,
 ) -> list[ReplayRank]:
-    """Stand in for all ranks of a configuration."""
-    return [ReplayRank(index, chain.needs_logprobs, trained, measured) for index in range(config.trainer.ranks)]
+    """Stand in for all replicas of a configuration, which are what a batch is planned for."""
+    return [ReplayRank(index, chain.needs_logprobs, trained, measured) for index in range(config.trainer.replicas)]
 
 
 class _Named:
@@ -202,6 +203,8 @@ class Machinery:
                     served=self.core.versions.served.get(event.collector, 0),
                     retry_of=event.retry_of,
                 )
+            case RanksPlaced():
+                self.core.place_ranks(event.nodes)
             case VersionSet():
                 self.set_version(event.version)
             case Finished():

@@ -8,11 +8,22 @@ from typing import Any
 
 from asyncrl.configs import Override, RunConfig, load
 from asyncrl.configs.load import DEFAULT_PRESET, RENAMED
+from asyncrl.configs.named_code import check_code
 from asyncrl.engine.errors import TraceError
 from asyncrl.engine.events.log import effective_events, located_events
-from asyncrl.engine.events.types import Acknowledged, AnyEvent, Dispatched, Put, Resumed, RunEnded, RunStarted
+from asyncrl.engine.events.types import (
+    Acknowledged,
+    AnyEvent,
+    CollectorAdded,
+    Dispatched,
+    Put,
+    Resumed,
+    RunEnded,
+    RunStarted,
+)
 from asyncrl.engine.records import group as tag
 from asyncrl.engine.trace.untyped import check_untyped
+from asyncrl.filters import Chain, build_chain
 from asyncrl.trainers.cost.model import CostModel
 from asyncrl.trainers.fan_out import Cost
 
@@ -92,15 +103,19 @@ class Recording:
 
     @property
     def generators(self) -> list[str]:
-        """Every generator that the log names before it was resumed, in alphabetical order."""
+        """Every generator that a log began with and names before it was resumed, in alphabetical order."""
         return self.generators_after(0)
 
     def generators_after(self, seq: int) -> list[str]:
-        """Return the generators named after an event, up to the next resume, in alphabetical order."""
+        """Return the generators named after an event, up to the next resume, in alphabetical order.
+
+        Those that were added later are left out: nobody waited for them before.
+        """
         later = (event for event in self.events if event.seq > seq)
         part = list(takewhile(lambda event: not isinstance(event, Resumed), later))
         named = {event.generator for event in part if isinstance(event, Acknowledged)}
-        return sorted(named | {event.collector for event in part if isinstance(event, Dispatched)})
+        added = {event.collector for event in part if isinstance(event, CollectorAdded)}
+        return sorted((named | {event.collector for event in part if isinstance(event, Dispatched)}) - added)
 
     @property
     def cost(self) -> Cost | None:
@@ -120,6 +135,14 @@ class Recording:
         A key that did not exist when the log was written has its default. ConfigError as in `load`.
         """
         return load(DEFAULT_PRESET, [*self.values(), *overrides], filters).config
+
+    def chain(self, config: RunConfig, allow_code: Sequence[str] = ()) -> Chain:
+        """Build the filters of a configuration that came of this log's.
+
+        ConfigError if one of them is code that the log names and `allow_code` does not: the log may be another's.
+        """
+        check_code({"filters": config.filters}, self.values(), allowed=allow_code, source="the event log")
+        return build_chain(config.filters, min_live=config.rollout.min_live)
 
     def values(self, source: str = "the recorded configuration") -> list[Override]:
         """Return the recorded configuration as overrides that say where they are from."""

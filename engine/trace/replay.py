@@ -28,11 +28,13 @@ from asyncrl.engine.events.types import (
     BatchTaken,
     Claimed,
     ClaimReturned,
+    CollectorLeft,
     Dispatched,
     Judged,
     Measured,
     OwnerDead,
     Planned,
+    Published,
     Resumed,
     RunEnded,
     Settled,
@@ -54,7 +56,7 @@ from asyncrl.engine.trace.loop import Loop
 from asyncrl.engine.trace.machinery import Machinery, replay_ranks, without_limits
 from asyncrl.engine.trace.recording import Recording, recorded_values
 from asyncrl.engine.trace.restartable import Restartable
-from asyncrl.filters import Chain, build_chain
+from asyncrl.filters import Chain
 from asyncrl.filters.statistics import RunningStatistics
 
 # Virtual seconds in which everything that can happen after an event does.
@@ -72,15 +74,22 @@ class Replayed:
     statistics: RunningStatistics
 
 
-def replay(recording: Recording, *, config: RunConfig | None = None, chain: Chain | None = None) -> Replayed:
+def replay(
+    recording: Recording,
+    *,
+    config: RunConfig | None = None,
+    chain: Chain | None = None,
+    allow_code: Sequence[str] = (),
+) -> Replayed:
     """Replay a log under its own configuration and compare every derived event.
 
-    `chain` stands in for the configured filters, for logs of runs that had theirs given in code.
+    `chain` stands in for the configured filters, for logs of runs that had theirs given in code. ConfigError if the
+    log names filters as module:Class that are not in `allow_code`: whoever wrote the log chose them.
     """
     recording.require_whole("a replay")
     recording.require_tags("a replay")
     used = config or recording.config()
-    filters = chain or build_chain(used.filters, min_live=used.rollout.min_live)
+    filters = chain or recording.chain(used, allow_code)
 
     async def main() -> Replayed:
         return await _Replay(recording, used, filters).run()
@@ -196,7 +205,7 @@ class _Replay:
                 groups = [machinery.groups_seen[group] for group in claim.groups]
                 self._plane.allow(claim.batch, groups, asked=asked)
                 await _lull()
-            case ClaimReturned() | OwnerDead():
+            case ClaimReturned() | OwnerDead() | CollectorLeft():
                 await self._take_back(event)
             case Resumed() if event.config:
                 self._go_on(event)
@@ -230,18 +239,31 @@ class _Replay:
                 self._to_dispatch -= isinstance(event, Dispatched)
                 machinery.feed(event)
                 self._plane.look()
+                if isinstance(event, Published):  # With no generator left a step may have waited for it.
+                    await _lull()
 
     def _go_on(self, event: Resumed) -> None:
         """Have the ranks and collectors of the resumed run, which knows all that the loop knew at the checkpoint."""
         config = load(DEFAULT_PRESET, recorded_values(event.config, "the resumed run")).config
         more = replay_ranks(config, self._chain, trained=self._step_ends, measured=self._measures)
         self._ranks += more[len(self._ranks) :]
-        ranks = self._ranks[: config.trainer.ranks]
+        ranks = self._ranks[: config.trainer.replicas]
         self._machinery.go_on(without_limits(config), ranks, self._recording.generators_after(event.seq))
         self._trainer.restart()  # It may have come to the limit of steps before.
 
-    async def _take_back(self, event: ClaimReturned | OwnerDead) -> None:
-        """Make groups ready again. Ones that were claimed and not judged are still so: their claim was left out."""
+    async def _take_back(self, event: ClaimReturned | OwnerDead | CollectorLeft) -> None:
+        """Make groups ready again. Ones that were claimed and not judged are still so: their claim was left out.
+
+        A generator that will be replaced, or has left, is not waited for any more.
+        """
+        gone = event.collector if isinstance(event, CollectorLeft) else ""
+        if isinstance(event, OwnerDead) and event.replaced:
+            gone = event.owner
+        if gone:
+            self._core.versions.leave(gone)
+            await _lull()
+        if isinstance(event, CollectorLeft):
+            return
         groups = [meta for meta in self._core.groups.claimed(event.groups) if meta.row not in self._plane.lost]
         if groups:
             self._collector.restart()

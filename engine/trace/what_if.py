@@ -37,7 +37,7 @@ from asyncrl.engine.trace.forced_plane import ForcedPlane
 from asyncrl.engine.trace.machinery import Machinery, replay_ranks, without_limits
 from asyncrl.engine.trace.recording import Recording
 from asyncrl.engine.trace.report import RunReport
-from asyncrl.filters import Chain, build_chain
+from asyncrl.filters import Chain
 
 LIMIT = (
     "What was generated, when it was claimed and how old it then was are as recorded: if other groups had been\n"
@@ -57,10 +57,13 @@ class Answer:
     note: str = ""
 
 
-def what_if(recording: Recording, config: RunConfig, *, chain: Chain | None = None) -> Answer:
+def what_if(
+    recording: Recording, config: RunConfig, *, chain: Chain | None = None, allow_code: Sequence[str] = ()
+) -> Answer:
     """Judge a recorded run again under `config`.
 
-    TagError if its filters need a tag that was not recorded; TraceError if events of the log are missing.
+    TagError if its filters need a tag that was not recorded; TraceError if events of the log are missing; ConfigError
+    if a filter is code that the log names and `allow_code` does not.
     """
     recording.require_whole("a what-if")
     recording.require_tags("a what-if")
@@ -70,7 +73,7 @@ def what_if(recording: Recording, config: RunConfig, *, chain: Chain | None = No
             f"{recording.config().rollout.group_size} samples; what was generated cannot be asked about"
         )
     before = _as_it_was(recording)
-    filters = chain or build_chain(config.filters, min_live=config.rollout.min_live)
+    filters = chain or recording.chain(config, allow_code)
 
     async def main() -> Answer:
         return await _WhatIf(recording, config, filters).run(before)

@@ -41,7 +41,7 @@ class Broadcast(WeightTransport):
         self._device = device
         self._timeout_s = timeout_s
         self._blocking = blocking
-        self._snapshots = Snapshots()
+        self._snapshots = Snapshots(device)
         self._session = 0
         self._receivers: tuple[str, ...] = ()
         self._lock = threading.Lock()

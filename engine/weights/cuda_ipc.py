@@ -18,7 +18,7 @@ class CudaIPC(WeightTransport):
     def __init__(self, device: torch.device, *, blocking: "Blocking[dict[str, torch.Tensor]]") -> None:
         self._device = device
         self._blocking = blocking
-        self._snapshots = Snapshots()
+        self._snapshots = Snapshots(device)
 
     def send(self, state: State) -> Sent:
         taken = self._snapshots.take(state)

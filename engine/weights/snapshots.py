@@ -38,9 +38,10 @@ class Snapshot:
 
 
 class Snapshots:
-    """Copies on the weights' own device, in buffers that are used in turn. Any thread may call."""
+    """Copies on `device`, or else on the weights' own, in buffers that are used in turn. Any thread may call."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
         self._lock = threading.Lock()
         self._numbers = count()
         self._kept: dict[int, Snapshot] = {}
@@ -49,7 +50,7 @@ class Snapshots:
     def take(self, state: State) -> Snapshot:
         """Copy a version; it is whole when this returns, on a GPU too."""
         layout = Layout.of(state)
-        device = next((tensor.device for tensor in state.values()), torch.device("cpu"))
+        device = self._device or next((tensor.device for tensor in state.values()), torch.device("cpu"))
         with self._lock:
             taken = Snapshot(next(self._numbers), layout, self._buffer(layout.bytes, device))
             self._kept[taken.number] = taken

@@ -1,4 +1,4 @@
-"""The weights of ranks that have none: of tests, simulations and replays."""
+"""The weights of ranks that have none, and so nothing on a device: of tests, simulations and replays."""
 
 from collections.abc import Sequence
 
@@ -18,6 +18,12 @@ class NoWeights:
 
     async def offer(self, sent: Sent, receivers: Sequence[str], *, again: bool = False) -> Offer:
         return Offer(sent.content)
+
+    async def sleep(self) -> None:
+        """There is nothing to move."""
+
+    async def wake(self) -> None:
+        """There is nothing to move."""
 
     async def serve(self, offer: Offer) -> None:
         raise AssertionError("nobody meets a rank without weights")

@@ -1,6 +1,11 @@
-"""How many random schedules to run: `--schedules N`."""
+"""How many random schedules to run: `--schedules N`. The package `kit` is found by tests, as by `scripts/chaos`."""
+
+import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parent))
 
 SCHEDULES = 2000
 

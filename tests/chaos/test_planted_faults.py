@@ -18,8 +18,10 @@ from asyncrl.engine.data_plane.passing import PassingPlane
 from asyncrl.engine.loop.batch import Batch, TrainedBatch
 from asyncrl.engine.loop.controller import Controller
 from asyncrl.engine.loop.front_end import FrontEnd
-from asyncrl.engine.loop.groups import Groups, Settlement
+from asyncrl.engine.loop.groups import Groups
+from asyncrl.engine.loop.leased_rows import LeasedRows
 from asyncrl.engine.loop.publisher import Publisher
+from asyncrl.engine.loop.settlement import Settlement
 from asyncrl.engine.loop.versions import Versions
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.ending import Ending
@@ -105,17 +107,17 @@ class SettlesTwice(Controller):
         self.core.groups.__class__ = TwiceGroups
 
 
-class HoardingGroups(Groups):
+class HoardedRows(LeasedRows):
     """Keys of settled groups stay in the plane, claimed for ever."""
 
-    async def _clear(self, groups: Sequence[GroupMeta], lease: Lease) -> None:
+    async def clear(self, groups: Sequence[GroupMeta], lease: Lease) -> None:
         return None
 
 
 class Hoarder(Controller):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.core.groups.__class__ = HoardingGroups
+        self.core.groups._leased.__class__ = HoardedRows
 
 
 class LaxFrontEnd(FrontEnd):

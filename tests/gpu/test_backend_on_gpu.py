@@ -1,14 +1,17 @@
 """The PyTorch backend on a GPU, padded and packed, against the same in float64 on the CPU."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from asyncrl.trainers.backends.base import Rows
-from asyncrl.trainers.backends.torch_backend import TorchBackend, TorchSettings
+from asyncrl.trainers.backends.torch_backend import TorchBackend
+from asyncrl.trainers.backends.torch_settings import TorchSettings
 from asyncrl.trainers.loss.objective import Clip
 
 LENGTHS = (90, 3, 257, 64, 1024, 31)
@@ -30,10 +33,12 @@ def llama() -> Any:
         return LlamaForCausalLM(shape).double().eval()
 
 
-def backend(model: Any, *, packed: bool, compute_dtype: torch.dtype | None = None, align: int = 1) -> TorchBackend:
+def backend(
+    model: Any, *, packed: bool, compute_dtype: torch.dtype | None = None, align: int = 1, fused: bool = False
+) -> TorchBackend:
     clip = Clip(low=0.2, high=0.3, dual=3.0)
     chunk = None if align == 1 else 100
-    settings = TorchSettings(1.0, clip, (0.9, 0.95), 0.0, 1.0, packed=packed, align=align, chunk=chunk)
+    settings = TorchSettings(1.0, clip, (0.9, 0.95), 0.0, 1.0, packed=packed, align=align, chunk=chunk, fused=fused)
     return TorchBackend(model, settings, pad_id=0, compute_dtype=compute_dtype)
 
 
@@ -80,3 +85,34 @@ def test_logprobs_loss_and_gradient_are_those_of_float64(
     assert sums.tokens == right.tokens == total
     assert sums.loss == pytest.approx(right.loss, abs=bound * 10)
     assert float((gradient - right_gradient).norm() / right_gradient.norm()) < bound * 4
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("packed", [False, True])
+def test_compiled_layers_and_loss_give_the_numbers_of_float64_for_all_lengths(packed: bool) -> None:
+    """In bfloat16, so that packed rows go through the kernel; other lengths compile nothing new."""
+    torch.compiler.reset()
+    counters.clear()
+    exact = backend(llama(), packed=False)
+    on_gpu = backend(copy.deepcopy(llama()).float().to("cuda"), packed=packed, compute_dtype=torch.bfloat16, fused=True)
+    graphs = []
+    for count in (2, 6, 4):
+        all_rows = rows([])
+        some = replace(
+            all_rows,
+            tokens=all_rows.tokens[:count],
+            prompt_tokens=[PROMPT] * count,
+            advantages=all_rows.advantages[:count],
+            withheld=[0] * count,
+        )
+        right = exact.logprobs(some)
+        found = on_gpu.logprobs(some)
+        torch.testing.assert_close(torch.cat(found).double(), torch.cat(right), rtol=0, atol=0.05)
+        sampled = behaviour(right)
+        exact.accumulate(replace(some, logprobs=sampled), 100)
+        on_gpu.accumulate(replace(some, logprobs=[values.float() for values in sampled]), 100)
+        expected, gradient = exact.gradients(), on_gpu.gradients().double().cpu()
+        assert torch.linalg.vector_norm(gradient - expected) <= 0.05 * torch.linalg.vector_norm(expected)
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs == [graphs[0]] * 3
+    assert counters["graph_break"] == {}

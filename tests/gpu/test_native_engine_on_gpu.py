@@ -77,3 +77,45 @@ def test_all_tensors_lie_on_the_gpu_within_the_budget() -> None:
     engine = NativeEngine(model, NativeSettings(4096, 256, 2**24, graphs=False), blocking=in_thread)
     assert 1 < engine.slots < 4096
     assert torch.cuda.memory_allocated() - before < 2**24 + 2**23
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("graphs", [True, False])
+def test_the_experts_that_are_recorded_are_those_of_a_whole_pass(graphs: bool) -> None:
+    """In float32, and with several windows and numbers of rows: graphs write where the rows of the moment are."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    torch.manual_seed(1)
+    config = MixtralConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, initializer_range=0.3)
+    model = MixtralForCausalLM(config).eval().to("cuda")
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    settings = NativeSettings(16, 256, 2**28, graphs=graphs, experts=True)
+    engine = NativeEngine(model, settings, blocking=in_thread)
+    requests = [Request(f"r{n}", tuple(range(2, 4 + n % 9)), Sampling(5 + 5 * n), n, stream=False) for n in range(24)]
+    streams = [Stream(engine, request) for request in requests]
+
+    async def ask() -> None:
+        async with serving(engine), anyio.create_task_group() as tasks:
+            for stream in streams:
+                tasks.start_soon(stream.result)
+
+    anyio.run(ask)
+    whole = MixtralForCausalLM(config).eval().to("cuda")
+    whole.load_state_dict(state)
+    chosen: list[torch.Tensor] = []
+    for layer in whole.model.layers:
+        layer.mlp.gate.register_forward_hook(lambda _r, _i, out: chosen.append(out[2]))
+    differ = total = 0
+    for request, stream in zip(requests, streams, strict=True):
+        result = stream.results[0]
+        assert result.experts is not None
+        ids = [*request.prompt_ids, *result.token_ids]
+        chosen.clear()
+        with torch.no_grad():
+            whole(input_ids=torch.tensor([ids], device="cuda"), use_cache=False)
+        found = torch.stack(chosen, dim=1).cpu().numpy()
+        assert result.experts.shape == found.shape
+        differ += int((result.experts[:-1] != found[:-1]).sum())
+        total += found[:-1].size
+    assert differ <= total / 100  # Near ties go either way between kernels.

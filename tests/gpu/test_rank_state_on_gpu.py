@@ -6,7 +6,8 @@ import torch
 
 from asyncrl.engine.lifecycle.parts import build_run_model
 from asyncrl.engine.testing.simulation import simulated_config
-from asyncrl.trainers.backends.torch_backend import TorchBackend, TorchSettings
+from asyncrl.trainers.backends.torch_backend import TorchBackend
+from asyncrl.trainers.backends.torch_settings import TorchSettings
 from asyncrl.trainers.loss.objective import Clip
 from asyncrl.trainers.rank_state.keeper import StateKeeper
 

@@ -24,12 +24,14 @@ def train(folder: Path, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("packed", ["true", "false"])
-def test_a_run_in_one_process_learns_in_bfloat16(tmp_path: Path, packed: str) -> None:
-    summary = train(
-        tmp_path, "--runtime", "local", "--set", "model.dtype=bfloat16", "--set", f"trainer.packed={packed}"
-    )
+@pytest.mark.parametrize("packed", ["null", "false"])
+@pytest.mark.parametrize("precision", ["autocast", "bf16_weights"])
+def test_a_run_in_one_process_learns_in_bfloat16(tmp_path: Path, packed: str, precision: str) -> None:
+    options = ("model.dtype=bfloat16", f"trainer.packed={packed}", f"trainer.precision={precision}")
+    summary = train(tmp_path, "--runtime", "local", *(part for option in options for part in ("--set", option)))
     assert summary["reward_last_10"] > summary["reward_first_10"] + 0.2
+    started = json.loads((tmp_path / "run" / "events.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    assert started["config"]["trainer"]["packed"] is (packed == "null")
 
 
 @pytest.mark.timeout(300)

@@ -96,9 +96,9 @@ def test_a_broadcast_by_nccl_with_one_side_alone_ends_and_the_next_try_works() -
         receiver.close()
 
 
-def test_weights_on_the_cpu_are_refused() -> None:
+def test_a_sender_on_the_cpu_is_refused() -> None:
     with pytest.raises(ValueError, match="cuda_ipc carries weights that lie on a GPU"):
-        CudaIPC(FIRST, blocking=in_thread).send(weights(0))
+        CudaIPC(torch.device("cpu"), blocking=in_thread).send(weights(0))
 
 
 def test_snapshots_of_a_gpu_are_whole_and_their_buffers_come_again() -> None:

@@ -2,7 +2,8 @@
 
 `forked_workers` puts a program in the place of `sys.executable`. Ray starts its workers by it, and each of them asks
 the nursery for a fork, hands over all that a process has from its parent (environment, folder, files, signals,
-priority, group), and ends when the fork ends. Whatever else Ray starts becomes an ordinary Python. A worker would
+priority, group), and ends when the fork ends. A fork whose asker is killed is killed too, also if it is suspended: Ray
+means the fork. Whatever else Ray starts becomes an ordinary Python. A worker would
 otherwise import torch and transformers for seven seconds, and a run has five.
 """
 
@@ -11,10 +12,12 @@ import ctypes
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -69,14 +72,42 @@ def forked_workers(folder: Path) -> None:
 
 def _serve(listener: socket.socket) -> NoReturn:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    for ignored in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    # By each of their two file numbers: who asked, and the fork.
+    forks: dict[int, tuple[socket.socket, int]] = {}
+    ends = select.poll()
+    ends.register(listener, select.POLLIN)
     while True:
-        asked, _ = listener.accept()
-        if os.fork() == 0:
-            listener.close()
-            _work(asked)
-        asked.close()
+        for number, _ in ends.poll():
+            if number in forks:
+                _part(forks, ends, *forks[number])
+            elif number == listener.fileno():
+                asked, _ = listener.accept()
+                pid = os.fork()
+                if pid == 0:
+                    listener.close()
+                    # Who holds a connection open keeps its asker from hearing of an end.
+                    for other, fork in forks.values():
+                        other.close()
+                        with suppress(OSError):
+                            os.close(fork)
+                    _work(asked)
+                both = asked, os.pidfd_open(pid)
+                ends.register(asked, 0)  # That the other side is gone is told unasked.
+                ends.register(both[1], select.POLLIN)
+                forks[asked.fileno()] = forks[both[1]] = both
+
+
+def _part(forks: dict[int, tuple[socket.socket, int]], ends: select.poll, asked: socket.socket, fork: int) -> None:
+    """End what is left of the two, of which one has ended."""
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(fork, signal.SIGKILL)
+    for number in (asked.fileno(), fork):
+        del forks[number]
+        ends.unregister(number)
+    asked.close()
+    os.close(fork)
 
 
 def _work(asked: socket.socket) -> NoReturn:

@@ -297,9 +297,13 @@ def test_the_data_may_end_before_the_limit(train: Train, tmp_path: Path) -> None
 
 
 @pytest.mark.timeout(120)
-def test_the_default_task_is_learnt(train: Train, tmp_path: Path) -> None:
-    """From under 0.1 to 0.9, with stale samples among those trained; the run ends when it has learnt."""
-    done = train("--set", "run.stop_at_reward=0.9")
+@pytest.mark.parametrize("slicing", ["null", pytest.param("keep", marks=pytest.mark.long)])
+def test_the_default_task_is_learnt(train: Train, tmp_path: Path, slicing: str) -> None:
+    """From under 0.1 to 0.9, with stale samples among those trained; the run ends when it has learnt.
+
+    Also where trainer and generator have the device in turns.
+    """
+    done = train("--set", "run.stop_at_reward=0.9", "--set", f"cluster.time_slicing={slicing}")
     assert done.returncode == 0, done.stderr
     summary = summary_of(tmp_path)
     assert summary["exit"]["reason"] == "reward reached"

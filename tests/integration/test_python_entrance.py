@@ -91,6 +91,7 @@ def script(code: str, folder: Path, *, timeout_s: float = 110) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.long
 def test_three_lines_train_the_default_task(tmp_path: Path) -> None:
     (line,) = script(in_a_cell(THREE_LINES), tmp_path)
     first, last = map(float, line.split())
@@ -112,6 +113,7 @@ def test_a_filter_object_with_a_parameter_drops_in_the_users_script(
 
 
 @pytest.mark.ray
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_two_runs_on_ray_follow_each_other_in_one_process(tmp_path: Path, warm_python: Any) -> None:
     """A filter object of the script has its tagger, which only the script knows, run by the collectors."""

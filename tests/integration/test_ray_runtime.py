@@ -125,7 +125,8 @@ def test_a_short_run_with_a_filter_from_the_users_folder(tmp_path: Path, runs: l
     """
     (tmp_path / "my_filter.py").write_text(FILTER, encoding="utf-8")
     options = ("--max-staleness", "2", "--filter", "my_filter:EvenPrompts", "--record", "tensors")
-    run = Run(tmp_path, *options, "--set", "run.batches=40", "--set", "run.save_every=3")
+    small = ("run.batches=8", "run.save_every=3", "run.reward_window=4", "filters=[{name: staleness}]")
+    run = Run(tmp_path, *options, *(word for option in small for word in ("--set", option)))
     runs.append(run)
     run.wait_for("step_ended")
     listening = run.listening()
@@ -156,12 +157,13 @@ def test_a_short_run_with_a_filter_from_the_users_folder(tmp_path: Path, runs: l
 
 
 @pytest.mark.timeout(270)
-@pytest.mark.parametrize("actor", ["CollectorActor", "RankActor"])
+@pytest.mark.parametrize("actor", ["CollectorActor", pytest.param("RankActor", marks=pytest.mark.long)])
 def test_an_actors_death_ends_the_run_in_seconds_with_its_name(
     tmp_path: Path, runs: list[Run], warm_python: Any, actor: str
 ) -> None:
-    """CASE-B1, invariant 9: exit 1, the first cause, and nothing left behind."""
-    run = Run(tmp_path, warm=warm_python)
+    """CASE-B1, invariant 9: without restarts, exit 1, the first cause, and nothing left behind."""
+    never = ("--set", "supervision.restarts=0", "--set", "supervision.run_restarts=0")
+    run = Run(tmp_path, *never, warm=warm_python)
     runs.append(run)
     run.wait_for("batch_judged")
     run.named(actor).kill()
@@ -180,9 +182,9 @@ def test_an_actors_death_ends_the_run_in_seconds_with_its_name(
 @pytest.mark.parametrize(
     ("number", "code", "reason"),
     [
-        (signal.SIGINT, 130, "interrupted"),
+        pytest.param(signal.SIGINT, 130, "interrupted", marks=pytest.mark.long),
         (signal.SIGTERM, 143, "interrupted by SIGTERM"),
-        (signal.SIGHUP, 129, "interrupted by SIGHUP"),
+        pytest.param(signal.SIGHUP, 129, "interrupted by SIGHUP", marks=pytest.mark.long),
     ],
 )
 def test_a_signal_finishes_the_step_settles_and_ends_with_its_code(

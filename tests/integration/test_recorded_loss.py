@@ -19,7 +19,7 @@ from asyncrl.engine.trace.loss_inputs import load
 from asyncrl.engine.trace.recording import Recording
 from asyncrl.engine.weights.base import InProcess
 from asyncrl.trainers.backends.base import Backend, StepSums
-from asyncrl.trainers.reducer import Alone
+from asyncrl.trainers.links import Links
 
 TASK = """
 from asyncrl.collectors.tasks.digits import Echo
@@ -71,7 +71,7 @@ def backends_at_version_0(config: RunConfig) -> list[Backend]:
             rank,
             model=rank_model(config, rank),
             plane=plane,
-            reducer=Alone(),
+            links=Links(),
             transport=InProcess(),
             blocking=in_place,
         )._backend

@@ -26,6 +26,7 @@ def test_the_contract_holds_over_the_object_store(
     portal.call(test, Line.of((lambda name: Delta(whole(name), blocking=in_thread)) if delta else whole))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_run_with_weights_as_changes_in_files_of_shared_memory(
     tmp_path: Path, warm_python: Callable[..., Any]

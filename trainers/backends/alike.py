@@ -16,6 +16,7 @@ from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.model.causal_lm import rounding_limit, token_logprobs
 from asyncrl.engine.model.sketch import WINDOW, vocabulary
 from asyncrl.trainers.backends.base import Backend, Rows
+from asyncrl.trainers.backends.compiled import eager
 
 LENGTHS = (2 * WINDOW + 3, 3 * WINDOW + 2)
 _SMALL = 50_000_000
@@ -48,7 +49,7 @@ class Alike:
         The backend packs them, each padded to a multiple of `align`, or pads them, and computes in `dtype`.
         """
         try:
-            with _watched(self._model) as outputs:
+            with eager(), _watched(self._model) as outputs:
                 found = backend.logprobs(self._rows())
         except Exception as error:  # The model's code may raise anything for a row that it was not written for.
             raise self._refusal(packed, f"fails on them: {error!r}") from error

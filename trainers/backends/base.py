@@ -1,6 +1,6 @@
 """What a trainer rank asks of a backend: log-probabilities, gradients in pieces, then one update."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,6 +26,7 @@ class Rows:
     pad_to: the forward length in tokens, common to all ranks of the step; 0: the micro-batch's own.
     extras: further tensor columns of the partition (such as images), one tensor per sample.
     generated: by sample, the places of generated tokens as text (records/generated.py); empty or None: all.
+    last: whether the update comes next; ranks that sum gradients in a backward pass do so in this one alone.
     """
 
     tokens: Sequence[torch.Tensor]
@@ -40,6 +41,7 @@ class Rows:
     pad_to: int = 0
     extras: Mapping[str, Sequence[torch.Tensor]] = field(default_factory=dict)
     generated: Sequence[str] | None = None
+    last: bool = True
 
 
 @dataclass(slots=True)
@@ -63,25 +65,37 @@ class StepSums:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a whole tensor of this shape a rank's part begins, and whether this rank is the one that saves it.
+
+    Of a (5, 3) tensor on two ranks the second has two rows: shape (5, 3), offsets (3, 0).
+    """
+
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    saves: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingState:
     """Live tensors by name: training changes `tensors`; `constant` ones it reads; `frozen` ones are the loaded model's.
 
     For example `weights/lm_head.weight` and `optimizer/exp_avg/lm_head.weight` change. `reference/lm_head.weight` is
-    constant after the warm-up: it is saved from where it is, without a copy. Frozen ones are not saved.
+    constant after the warm-up: it is saved from where it is, without a copy. Frozen ones are not saved. `device` is
+    where training runs, also while the tensors are elsewhere. `places` are those of parts, by name; every other tensor
+    is whole, and equal on all ranks.
     """
 
     tensors: Mapping[str, torch.Tensor]
     constant: Mapping[str, torch.Tensor]
     frozen: Mapping[str, torch.Tensor]
+    device: torch.device
+    places: Mapping[str, Place] = field(default_factory=dict)
 
     @property
     def saved(self) -> Mapping[str, torch.Tensor]:
         """What a saved state consists of."""
         return {**self.tensors, **self.constant}
-
-    @property
-    def device(self) -> torch.device:
-        return next(iter(self.tensors.values())).device
 
 
 class Stateful(Protocol):
@@ -95,7 +109,14 @@ class Stateful(Protocol):
 
 
 class Backend(Stateful, Protocol):
-    """A replica of the model with its optimizer."""
+    """A replica of the model with its optimizer, or a part of one.
+
+    Ranks that hold parts of one replica are called alike, each for as many passes as the others.
+    """
+
+    @property
+    def sums_gradients(self) -> bool:
+        """Whether `gradients` are sums over all ranks already."""
 
     def accumulate(self, rows: Rows, total_tokens: int) -> StepSums:
         """Add the gradient of this micro-batch's loss sum / `total_tokens`; return its sums."""
@@ -110,7 +131,7 @@ class Backend(Stateful, Protocol):
         """Add the gradient of the negative log-likelihood of the answers / `total` tokens; return its part."""
 
     def gradients(self) -> torch.Tensor:
-        """Return all accumulated gradients as one flat tensor, and forget them."""
+        """Return all accumulated gradients of this rank's weights as one flat tensor, and forget them."""
 
     def apply(self, gradients: torch.Tensor, *, learning_rate: float) -> float:
         """Clip summed gradients to the maximal norm, update the weights; return the norm before clipping."""
@@ -122,4 +143,19 @@ class Backend(Stateful, Protocol):
         """Give the reference model, if there is one, the current weights."""
 
     def state(self) -> State:
-        """Return the weights to publish."""
+        """Return the weights to publish, whole."""
+
+    def buckets(self) -> Iterator[State]:
+        """Yield the weights to publish, some at a time: of parts, each is whole only until the next one is asked for.
+
+        While rank 0 asks for `state`, the others with parts of its replica go through all buckets.
+        """
+
+    def sleep(self) -> None:
+        """Move all weights, masters and what the optimizer keeps to the host's memory, between two steps.
+
+        Until `wake` only `state` and `training_state` may be asked for; their tensors are then in the host's memory.
+        """
+
+    def wake(self) -> None:
+        """Bring everything back to the device."""

@@ -42,12 +42,18 @@ class Head:
 
 
 class NextTokens:
-    """Scores next tokens by a model. `lean`: by its body, then its head in chunks; else from whole logits."""
+    """Scores next tokens by a model. `lean`: by its body, then its head in chunks; else from whole logits.
 
-    def __init__(self, model: Any, *, temperature: float, lean: bool, chunk: int | None = None) -> None:
+    `fused`: the logits are read by compiled kernels.
+    """
+
+    def __init__(
+        self, model: Any, *, temperature: float, lean: bool, chunk: int | None = None, fused: bool = False
+    ) -> None:
         self._model = model
         self._temperature = temperature
         self._chunk = chunk
+        self._fused = fused
         self._head = Head(model) if lean else None
 
     def scores(
@@ -70,7 +76,15 @@ class NextTokens:
     ) -> Scores:
         elements = CUDA_CHUNK if inputs.is_cuda else CPU_CHUNK
         chunk = self._chunk or max(1, elements // vocabulary)
-        return chosen_scores(logits_of, inputs, tokens, temperature=self._temperature, chunk=chunk, recompute=recompute)
+        return chosen_scores(
+            logits_of,
+            inputs,
+            tokens,
+            temperature=self._temperature,
+            chunk=chunk,
+            recompute=recompute,
+            fused=self._fused,
+        )
 
 
 def is_lean(model: Any) -> bool:

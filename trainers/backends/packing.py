@@ -7,14 +7,18 @@ whether the other layers of a model keep samples apart as well.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
+from torch.nn.attention.varlen import varlen_attn
 
 from asyncrl.engine.errors import ConfigError
 
 VARLEN = "asyncrl_varlen"
 _HALF = (torch.bfloat16, torch.float16)
+# The kernel reads grouped heads as they are, if it is told so. Before torch had the option, each head needs its own.
+_GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class Packing:
         With `windows` there is no mask, because one mask would apply to every layer, whatever its window. transformers
         then makes one mask per kind of layer, from the positions that start anew.
         """
-        positions = self._positions().to(device)
+        positions = moved(self._positions(), device)
         if has_varlen(device, dtype):
             return {"position_ids": positions, **self._bounds(device)}
         if windows:
@@ -52,7 +56,7 @@ class Packing:
 
     def _bounds(self, device: torch.device) -> dict[str, Any]:
         """Return the bounds under the names that transformers and its flash attention use."""
-        bounds = torch.tensor([0, *self.lengths], device=device).cumsum(0, dtype=torch.int32)
+        bounds = moved(torch.tensor([0, *self.lengths]).cumsum(0, dtype=torch.int32), device)
         longest = max(self.lengths)
         return {
             "cu_seq_lens_q": bounds,
@@ -60,6 +64,13 @@ class Packing:
             "max_length_q": longest,
             "max_length_k": longest,
         }
+
+
+def moved(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Bring a tensor to a device; to a GPU from pinned memory, so that the CPU need not wait."""
+    if device.type == "cuda":
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
 
 
 def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
@@ -105,17 +116,15 @@ def varlen_attention(
     leaves rotated queries and keys in float32, all three are brought to its type. ConfigError
     for logits that are capped, or attention sinks.
     """
-    from torch.nn.attention.varlen import varlen_attn
-
     if softcap is not None or s_aux is not None:
         raise ConfigError(f"{type(module).__name__} caps its logits or has sinks; set trainer.packed to false")
     half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
     q, k, v = (tensor[0].transpose(0, 1).to(half) for tensor in (query, key, value))
     shared = q.shape[1] // k.shape[1]
-    if shared > 1:
+    if shared > 1 and not _GROUPED:
         k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
     window = (sliding_window - 1 if sliding_window else -1, 0)
     bounds, longest = cu_seq_lens_q, max_length_q
-    out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=window)
+    out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=window, **_GROUPED)
     assert isinstance(out, torch.Tensor)
     return out.unsqueeze(0), None

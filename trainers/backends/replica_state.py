@@ -1,35 +1,53 @@
-"""The tensors by which a whole replica in PyTorch continues, by name.
+"""The tensors by which a model in PyTorch continues, by name.
 
 `weights/NAME` and buffers, `optimizer/KEY/NAME` for whatever the optimizer keeps of a weight (AdamW: `step`, `exp_avg`
-and `exp_avg_sq`), and `reference/NAME`. NAME is the model's own; of tied weights there is one.
+and `exp_avg_sq`), and `reference/NAME`. NAME is the model's own; of tied weights there is one. Weights are the masters,
+so a state does not depend on the type that the model computes in. Of sharded weights it has a rank's parts.
 """
 
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
-from asyncrl.trainers.backends.base import TrainingState
+from asyncrl.trainers.backends.base import Place, TrainingState
+from asyncrl.trainers.backends.sharded import Shards
+from asyncrl.trainers.backends.trained_weights import TrainedWeights, local_part
 
 OPTIMIZER = "optimizer/"
 
 
-def replica_state(model: Any, optimizer: torch.optim.Optimizer, reference: Any | None) -> TrainingState:
+def replica_state(
+    model: Any,
+    weights: TrainedWeights,
+    optimizer: torch.optim.Optimizer,
+    reference: Any | None,
+    *,
+    device: torch.device,
+    shards: Shards | None = None,
+) -> TrainingState:
     """Return the live tensors. Weights without gradient are frozen: they are those of the loaded model."""
-    parameters = dict(model.named_parameters())
-    frozen = {name: value for name, value in parameters.items() if not value.requires_grad}
-    tensors = {f"weights/{name}": value for name, value in _own(model).items() if name not in frozen}
-    for name, parameter in parameters.items():
-        for key, value in optimizer.state.get(parameter, {}).items():
+    frozen = {name: value for name, value in model.named_parameters() if not value.requires_grad}
+    places = _places(model, shards)
+    own = {**_own(model), **weights.masters}
+    tensors = {f"weights/{name}": value for name, value in own.items() if name not in frozen}
+    located = {f"weights/{name}": place for name, place in places.items()}
+    for name, master in weights.masters.items():
+        for key, value in optimizer.state.get(master, {}).items():
             tensors[f"{OPTIMIZER}{key}/{name}"] = value
+            if name in places and value.ndim:  # A count of steps is whole.
+                located[f"{OPTIMIZER}{key}/{name}"] = places[name]
     constant = {}
     if reference is not None:
         for name, value in _own(reference).items():
             if isinstance(value, torch.nn.Parameter):
                 if name not in frozen:  # What is frozen in the policy is the same in the reference.
-                    constant[f"reference/{name}"] = value
+                    constant[f"reference/{name}"] = local_part(value.detach())
+                    if name in places:
+                        located[f"reference/{name}"] = places[name]
             else:
                 tensors[f"reference/{name}"] = value
-    return TrainingState(tensors, constant, frozen)
+    return TrainingState(tensors, constant, frozen, device, located)
 
 
 def fill_optimizer(optimizer: torch.optim.Optimizer) -> None:
@@ -51,3 +69,9 @@ def _own(model: Any) -> dict[str, torch.Tensor]:
     state = model.state_dict(keep_vars=True)
     buffers = {name: value for name, value in state.items() if not isinstance(value, torch.nn.Parameter)}
     return {**parameters, **buffers}
+
+
+def _places(model: Any, shards: Shards | None) -> dict[str, Place]:
+    if shards is None:
+        return {}
+    return {name: shards.place(value) for name, value in model.named_parameters() if isinstance(value, DTensor)}

@@ -6,8 +6,15 @@ import torch
 
 from asyncrl.engine.errors import AsyncRLError
 from asyncrl.trainers.backends.base import Rows
+from asyncrl.trainers.backends.layout import Layout
+from asyncrl.trainers.backends.sharing import SharedPrompts
 
 Values = Sequence[torch.Tensor] | Sequence[float]
+
+
+def wanted_of(layout: Layout | SharedPrompts, prompt_tokens: Sequence[int]) -> torch.Tensor:
+    """Return, for each token of the responses, which position predicts it, and its id: (2, tokens)."""
+    return torch.stack([layout.predictors(prompt_tokens), layout.predicted(prompt_tokens)])
 
 
 def token_values(rows: Rows, counts: Sequence[int], dtype: torch.dtype, *, reference: bool) -> dict[str, torch.Tensor]:

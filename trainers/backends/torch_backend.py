@@ -1,121 +1,95 @@
-"""Training in PyTorch: one whole replica per rank, AdamW, padded or packed micro-batches."""
+"""Training in PyTorch: a whole replica per rank or a sharded one, AdamW, padded or packed micro-batches."""
 
 import copy
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from asyncrl.configs import RunConfig
 from asyncrl.engine.model.lora import has_adapter, merged_state, without_adapter
+from asyncrl.engine.model.off_load import OffLoad
+from asyncrl.engine.records.columns import ROUTED_EXPERTS
 from asyncrl.engine.weights.base import State
 from asyncrl.engine.weights.twins import with_twins, without_twins
 from asyncrl.trainers.backends.base import Rows, StepSums, TrainingState
 from asyncrl.trainers.backends.chosen import Scores
+from asyncrl.trainers.backends.compiled import compile_layers
 from asyncrl.trainers.backends.layout import Layout
 from asyncrl.trainers.backends.next_tokens import NextTokens, is_lean
 from asyncrl.trainers.backends.optimizer import adamw
-from asyncrl.trainers.backends.packing import has_varlen, has_windows, use_varlen
+from asyncrl.trainers.backends.packing import has_varlen, has_windows, moved, use_varlen
 from asyncrl.trainers.backends.recompute import recompute_layers
 from asyncrl.trainers.backends.replica_state import OPTIMIZER, fill_optimizer, replica_state
-from asyncrl.trainers.backends.responses import token_values
+from asyncrl.trainers.backends.responses import wanted_of
+from asyncrl.trainers.backends.router_replay import RouterReplay, without_experts
+from asyncrl.trainers.backends.rows_loss import rows_loss, step_sums, sums_tensor
+from asyncrl.trainers.backends.sharded import ShardedTokens, Shards
 from asyncrl.trainers.backends.sharing import SharedPrompts, can_share
+from asyncrl.trainers.backends.torch_settings import TorchSettings
 from asyncrl.trainers.backends.trained import trained_flags
-from asyncrl.trainers.loss.objective import Clip, Proximal, Reference, TokenSums, policy_loss_sums
+from asyncrl.trainers.backends.trained_weights import TrainedWeights, round_weights
 from asyncrl.trainers.rank_state.saved import SavedState
-
-_SUMS = ("ratio", "clipped", "kl", "tokens", "weight", "used_weight", "truncated", "reference_kl")
-
-
-@dataclass(frozen=True, slots=True)
-class TorchSettings:
-    """How a backend computes log-probabilities, the loss and its updates.
-
-    With a `reference_kl` over 0 a frozen copy of the model is kept (with an adapter, none is needed), and the loss adds
-    that times the divergence from it. Importance weights of a proximal policy are truncated at `importance_cap`. Each
-    sample takes a multiple of `align` positions of its row; with `share_prompts` those of one prompt may have one row.
-    Logits of `chunk` positions exist at a time; None: as many as suit the device. With `recompute` layers keep their
-    inputs alone, and a backward pass computes the rest again.
-    """
-
-    temperature: float
-    clip: Clip
-    betas: tuple[float, float]
-    weight_decay: float
-    max_grad_norm: float
-    packed: bool = False
-    importance_cap: float = 2.0
-    reference_kl: float = 0.0
-    align: int = 1
-    share_prompts: bool = False
-    chunk: int | None = None
-    decay_vectors: bool = True
-    recompute: bool = False
-
-    @classmethod
-    def of(cls, config: RunConfig) -> "TorchSettings":
-        """Take what a run's configuration says."""
-        trainer = config.trainer
-        return cls(
-            temperature=config.rollout.temperature,
-            clip=Clip(trainer.clip_low, trainer.clip_high, trainer.dual_clip),
-            betas=(trainer.beta1, trainer.beta2),
-            weight_decay=trainer.weight_decay,
-            max_grad_norm=trainer.max_grad_norm,
-            packed=trainer.packed,
-            importance_cap=trainer.importance_cap,
-            reference_kl=trainer.reference_kl,
-            align=trainer.align,
-            share_prompts=trainer.share_prompts,
-            decay_vectors=trainer.decay_vectors,
-            recompute=trainer.activation_checkpointing,
-        )
 
 
 class TorchBackend:
     """`temperature` is the sampling temperature, so that the ratio of an unchanged policy is 1.
 
-    Models compute in `compute_dtype` (default: that of the weights) under autocast: weights, gradients and moments keep
-    their dtype.
+    Models compute in `compute_dtype` (default: that of the weights): under autocast, or with weights rounded to it.
+    What is updated, sums of gradients and moments keep the dtype that the weights came in. With `shards` the model
+    comes whole in the host's memory, and this rank keeps its parts of the weights on the shards' device.
     """
 
     def __init__(
-        self, model: Any, settings: TorchSettings, *, pad_id: int, compute_dtype: torch.dtype | None = None
+        self,
+        model: Any,
+        settings: TorchSettings,
+        *,
+        pad_id: int,
+        compute_dtype: torch.dtype | None = None,
+        shards: Shards | None = None,
     ) -> None:
         self._model = model
         self._settings = settings
         self._pad_id = pad_id
-        self._reference: Any = None
+        self._shards = shards
         self._adapted = has_adapter(model)
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._device = self._parameters[0].device
-        self._dtype = compute_dtype or self._parameters[0].dtype
+        first = next(p for p in model.parameters() if p.requires_grad)
+        self._device = first.device if shards is None else shards.device
+        self._away = OffLoad(self._device)
+        self._dtype = compute_dtype or first.dtype
+        low = self._dtype if settings.low_weights and self._dtype != first.dtype else None
+        self._casts = low is None and self._dtype != first.dtype
         self._windows = settings.packed and has_windows(model)
         # Both are tried before attention changes to one that every pass must bring the bounds of samples.
         self._lean = is_lean(model)
-        self._shares = settings.share_prompts and not settings.packed and can_share(model)
-        self._next_tokens = self._scorer(model)
+        plain = not settings.packed and not settings.router_replay
+        self._shares = settings.share_prompts and plain and can_share(model)
         if settings.packed and has_varlen(self._device, self._dtype):
             use_varlen(model)
-        self.reset_optimizer()
-        self.freeze_reference()
+        self._reference = self._copied(low)
+        if settings.fused:
+            for one in (model, self._reference):
+                if one is not None:
+                    compile_layers(one)
+        # After the reference was copied, which chooses by itself.
+        self._replay = RouterReplay(model) if settings.router_replay else None
         if settings.recompute:  # After the reference was copied, which has no backward pass.
             recompute_layers(model)
+        self._next_tokens = self._scorer(model, low)
+        self._frozen = self._scorer(self._reference, low) if self._reference is not None else None
+        self._weights = TrainedWeights(model, low=low if shards is None else None, offload=settings.offload)
+        self.reset_optimizer()
 
     def freeze_reference(self) -> None:
-        if not self._settings.reference_kl or self._adapted:  # Without its adapter a model is its own reference.
-            return
-        if self._reference is None:
-            self._reference = copy.deepcopy(self._model).requires_grad_(requires_grad=False)
-            self._frozen = self._scorer(self._reference)
-        self._reference.load_state_dict(self._model.state_dict())
+        if self._reference is not None:
+            self._reference.load_state_dict(self._model.state_dict())
 
     def reset_optimizer(self) -> None:
         settings = self._settings
         self._optimizer = adamw(
-            self._parameters,
+            list(self._weights.masters.values()),
             betas=settings.betas,
             weight_decay=settings.weight_decay,
             decay_vectors=settings.decay_vectors,
@@ -126,69 +100,74 @@ class TorchBackend:
         layout = self._shared(rows) or self._layout(rows.tokens, rows.pad_to)
         counts = layout.responses(rows.prompt_tokens)
         chosen = trained_flags(rows)
-        wanted = _wanted(layout, rows.prompt_tokens)[:, chosen]
+        wanted = wanted_of(layout, rows.prompt_tokens)[:, chosen]
         scores = self._scores(layout, wanted, extras=rows.extras)
-        named = token_values(rows, counts, scores.logprobs.dtype, reference=settings.reference_kl > 0)
-        moved = self._moved(torch.stack([values[chosen] for values in named.values()]))
-        values = dict(zip(named, moved, strict=True))
-        proximal, reference = None, None
-        if "proximal" in values:
-            proximal = Proximal(values["proximal"], settings.importance_cap)
-        if "reference" in values:
-            reference = Reference(values["reference"], values["scales"], settings.reference_kl)
-        sums = policy_loss_sums(
+        sums = rows_loss(
+            rows,
             scores.logprobs,
-            values["behaviour"],
-            values["advantages"],
-            torch.ones_like(scores.logprobs, dtype=torch.bool),
-            settings.clip,
-            proximal=proximal,
-            reference=reference,
+            chosen,
+            counts,
+            clip=settings.clip,
+            importance_cap=settings.importance_cap,
+            reference_kl=settings.reference_kl,
         )
         loss = sums.loss / max(total_tokens, 1)
+        self._sum_gradients(last=rows.last)
         loss.backward()  # type: ignore[no-untyped-call]
-        return _step_sums(loss.detach(), sums, scores.entropies.sum())
+        return step_sums(sums_tensor(loss, sums, scores.entropies))
 
     @torch.no_grad()
     def logprobs(self, rows: Rows, *, reference: bool = False) -> list[torch.Tensor]:
         layout = self._shared(rows) or self._layout(rows.tokens, rows.pad_to)
-        wanted = _wanted(layout, rows.prompt_tokens)
+        wanted = wanted_of(layout, rows.prompt_tokens)
         with without_adapter(self._model) if reference and self._adapted else nullcontext():
             scores = self._scores(layout, wanted, extras=rows.extras, reference=reference)
         return list(torch.split(scores.logprobs.cpu(), layout.responses(rows.prompt_tokens)))
 
     def accumulate_supervised(self, tokens: Sequence[torch.Tensor], prompt_tokens: Sequence[int], total: int) -> float:
         layout = self._layout(tokens)
-        loss = -self._scores(layout, _wanted(layout, prompt_tokens)).logprobs.sum() / max(total, 1)
+        loss = -self._scores(layout, wanted_of(layout, prompt_tokens)).logprobs.sum() / max(total, 1)
+        self._sum_gradients(last=True)
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
 
+    @property
+    def sums_gradients(self) -> bool:
+        return self._shards is not None
+
     def gradients(self) -> torch.Tensor:
-        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in self._parameters])
-        self._optimizer.zero_grad(set_to_none=True)
-        return flat
+        return self._weights.gradients()
 
     def apply(self, gradients: torch.Tensor, *, learning_rate: float) -> float:
         norm = float(torch.linalg.vector_norm(gradients, dtype=torch.float64))
-        if not torch.isfinite(torch.tensor(norm)):
+        if self._shards is not None:
+            norm = math.sqrt(self._shards.total(norm**2))
+        if not math.isfinite(norm):
             raise FloatingPointError(f"the gradient's norm is {norm}; the weights were left as they are")
         scale = min(1.0, self._settings.max_grad_norm / (norm + 1e-6))
-        at = 0
-        for parameter in self._parameters:
-            part = gradients[at : at + parameter.numel()]
-            parameter.grad = (part * scale).reshape(parameter.shape)
-            at += parameter.numel()
+        masters = list(self._weights.masters.values())
+        sizes = [master.numel() for master in masters]
+        scaled = (gradients * scale).to(masters[0].device)
+        for master, part in zip(masters, torch.split(scaled, sizes), strict=True):
+            master.grad = part.reshape(master.shape)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        self._weights.updated()
         return norm
 
     def state(self) -> State:
         """Return the weights in the dtype of computation, an adapter merged into them; buffers keep their own.
 
-        Tied weights stay one tensor.
+        Tied weights stay one tensor. Sharded weights come in the host's memory, to rank 0 alone.
         """
+        if isinstance(self._next_tokens, ShardedTokens):
+            leads = self._shards is not None and self._shards.leads
+            whole: dict[str, torch.Tensor] = {}
+            for bucket in self.buckets():
+                whole |= {name: value.to("cpu", copy=True) for name, value in bucket.items() if leads}
+            return with_twins(whole, self._next_tokens.twins) if leads else {}
         state = self._model.state_dict(keep_vars=True)
         kept, twins = without_twins(merged_state(self._model, self._dtype) if self._adapted else state)
         cast = {
@@ -197,21 +176,55 @@ class TorchBackend:
         }
         return with_twins(cast, twins)
 
+    def buckets(self) -> Iterator[State]:
+        if isinstance(self._next_tokens, ShardedTokens):
+            yield from self._next_tokens.buckets(self._dtype)
+        else:
+            yield self.state()
+
     def training_state(self) -> TrainingState:
-        return replica_state(self._model, self._optimizer, self._reference)
+        return replica_state(
+            self._model, self._weights, self._optimizer, self._reference, device=self._device, shards=self._shards
+        )
+
+    def sleep(self) -> None:
+        models = [one for one in (self._model, self._reference) if one is not None]
+        weights = [weight for model in models for weight in model.parameters()]
+        kept = [value for state in self._optimizer.state.values() for value in state.values()]
+        self._away.leave([*weights, *self._weights.masters.values(), *kept])
+
+    def wake(self) -> None:
+        self._away.come_back()
 
     def load_training_state(self, saved: SavedState) -> None:
         self.reset_optimizer()
         if any(name.startswith(OPTIMIZER) for name in saved.names):
             fill_optimizer(self._optimizer)
         state = self.training_state()
-        saved.check(state.saved, state.frozen)
+        saved.check(state.saved, state.frozen, state.places)
         for name, tensor in state.saved.items():
-            saved.read_into(name, tensor)
+            saved.read_into(name, tensor, state.places.get(name))
+        self._weights.updated()
 
-    def _scorer(self, model: Any) -> NextTokens:
+    def _copied(self, low: torch.dtype | None) -> Any:
+        """Return the reference model; None if the loss has none, or if it is the model without its adapter."""
+        if not self._settings.reference_kl or self._adapted:
+            return None
+        reference = copy.deepcopy(self._model).requires_grad_(requires_grad=False)
+        if low is not None and self._shards is None:
+            round_weights(reference, low)
+        return reference
+
+    def _scorer(self, model: Any, low: torch.dtype | None) -> NextTokens | ShardedTokens:
         settings = self._settings
-        return NextTokens(model, temperature=settings.temperature, lean=self._lean, chunk=settings.chunk)
+        scorer = NextTokens(
+            model, temperature=settings.temperature, lean=self._lean, chunk=settings.chunk, fused=settings.fused
+        )
+        return scorer if self._shards is None else self._shards.split(model, scorer, low=low)
+
+    def _sum_gradients(self, *, last: bool) -> None:
+        if isinstance(self._next_tokens, ShardedTokens):
+            self._next_tokens.sum_gradients(last=last)
 
     def _layout(self, tokens: Sequence[torch.Tensor], pad_to: int = 0) -> Layout:
         place = Layout.packed if self._settings.packed else Layout.padded
@@ -236,7 +249,12 @@ class TorchBackend:
         Extras go to the model under their names, each concatenated over samples along the first dimension, as
         multimodal models take them.
         """
-        more = {name: self._moved(torch.cat(list(values))) for name, values in (extras or {}).items()}
+        if self._replay is not None:
+            routed = None if reference else (extras or {}).get(ROUTED_EXPERTS)
+            assert isinstance(layout, Layout), "prompts are not shared where rows bring more than tokens"
+            self._replay.take(None if routed is None else self._moved(self._replay.placed(routed, layout)))
+        own = without_experts(extras or {})
+        more = {name: self._moved(torch.cat(list(values))) for name, values in own.items()}
         arguments: dict[str, Any] = {}
         if isinstance(layout, SharedPrompts):
             arguments = layout.arguments(self._device, self._dtype)
@@ -248,30 +266,15 @@ class TorchBackend:
         # masks are faster.
         index, tokens = self._moved(wanted)
         scorer = self._frozen if reference and not self._adapted else self._next_tokens
+        assert scorer is not None, "there is no reference model without trainer.reference_kl"
         with self._precision():
             return scorer.scores(self._moved(layout.ids), index, tokens, {**arguments, **more})
 
     def _precision(self) -> AbstractContextManager[Any]:
         """Return the context of a forward pass."""
-        if self._dtype == self._parameters[0].dtype:
+        if not self._casts:
             return nullcontext()
         return torch.autocast(self._device.type, self._dtype)
 
     def _moved(self, values: torch.Tensor) -> torch.Tensor:
-        """Bring a tensor to the device; to a GPU from pinned memory, so that the CPU need not wait."""
-        if self._device.type == "cuda":
-            return values.pin_memory().to(self._device, non_blocking=True)
-        return values.to(self._device)
-
-
-def _wanted(layout: Layout | SharedPrompts, prompt_tokens: Sequence[int]) -> torch.Tensor:
-    """Return, for each token of the responses, which position predicts it, and its id: (2, tokens)."""
-    return torch.stack([layout.predictors(prompt_tokens), layout.predicted(prompt_tokens)])
-
-
-def _step_sums(loss: torch.Tensor, sums: TokenSums, entropy: torch.Tensor) -> StepSums:
-    """Bring all sums from the device at once: each copy waits for the device."""
-    counts = {"clipped", "tokens", "truncated"}
-    of_device = {"loss": loss, "entropy": entropy, **{name: getattr(sums, name) for name in _SUMS}}
-    found = torch.stack([value.detach().double() for value in of_device.values()]).tolist()
-    return StepSums(**{name: int(x) if name in counts else x for name, x in zip(of_device, found, strict=True)})
+        return moved(values, self._device)

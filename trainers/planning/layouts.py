@@ -7,7 +7,7 @@ from asyncrl.trainers.planning.group_locality import assign_groups
 from asyncrl.trainers.planning.karmarkar_karp import assign_by_differences
 from asyncrl.trainers.planning.limits import BALANCED_FIRST_SAMPLES
 from asyncrl.trainers.planning.local_search import swap_bins, swap_freely, swap_samples, target_load
-from asyncrl.trainers.planning.longest_first import assign, assign_samples
+from asyncrl.trainers.planning.longest_first import assign
 from asyncrl.trainers.planning.samples import Ints, Layout, Samples, loads_of
 
 
@@ -45,31 +45,36 @@ def balanced_first(samples: Samples, *, ranks: int, capacity: int, per_rank: int
     return swap_samples(layout, samples, ranks=ranks, capacity=capacity)
 
 
-def by_locality(samples: Samples, groups: Ints, *, ranks: int, capacity: int, tolerance: float) -> Layout:
+def by_locality(
+    samples: Samples, groups: Ints, *, ranks: int, capacity: int, tolerance: float, seats: Ints | None = None
+) -> Layout:
     """Keep groups together if it costs no more micro-batches, nor more balance than the tolerance; else do without."""
     per_rank = -(-lower_bound(samples.sizes[samples.longest_first], capacity=capacity) // ranks)
     mean = float(samples.costs.sum()) / ranks
-    near = None
-    if per_rank * ranks < len(samples.sizes):
-        near = _near_groups(samples, groups, ranks=ranks, capacity=capacity, per_rank=per_rank, tolerance=tolerance)
-        if near is not None and near.max_load(samples) <= mean * (1 + tolerance):
-            return near
+
+    def together(per_rank: int) -> Layout | None:
+        owners = assign_groups(samples, groups, ranks=ranks, seats=seats)
+        return _pack_owned(samples, owners, ranks=ranks, capacity=capacity, per_rank=per_rank, tolerance=tolerance)
+
+    near = together(per_rank) if per_rank * ranks < len(samples.sizes) else None
+    if near is not None and near.max_load(samples) <= mean * (1 + tolerance):
+        return near
     apart = in_lockstep(samples, ranks=ranks, capacity=capacity)
     more = len(apart.ranks) // ranks
     if more > per_rank and more * ranks < len(samples.sizes):
-        near = _near_groups(samples, groups, ranks=ranks, capacity=capacity, per_rank=more, tolerance=tolerance)
+        near = together(more)
     if near is None or near.max_load(samples) > max(mean * (1 + tolerance), apart.max_load(samples)):
         return apart
     return near
 
 
-def rank_by_rank(samples: Samples, *, ranks: int, capacity: int, tolerance: float) -> Layout:
+def rank_by_rank(samples: Samples, *, ranks: int, capacity: int, tolerance: float, seats: Ints | None = None) -> Layout:
     """Balance samples over ranks, whatever the micro-batches; then pack each rank's by themselves."""
     if samples.groups is None:
-        rank = swap_freely(assign_samples(samples.costs, count=ranks), samples.costs, count=ranks)
+        rank = swap_freely(assign(samples.costs, ranks=ranks), samples.costs, count=ranks)
     else:
         enough = float(samples.costs.sum()) / ranks * (1 + tolerance)
-        rank = assign_groups(samples.groups, sizes=samples.sizes, costs=samples.costs, ranks=ranks)
+        rank = assign_groups(samples, samples.groups, ranks=ranks, seats=seats)
         rank = swap_freely(rank, samples.costs, count=ranks, enough=enough)
     longest_first = samples.longest_first
     bins = np.empty_like(longest_first)
@@ -101,11 +106,10 @@ def split_updates(samples: Samples, updates: int, *, balance: bool) -> list[Samp
     return [samples.part(np.flatnonzero(update == index)) for index in range(count)]
 
 
-def _near_groups(
-    samples: Samples, groups: Ints, *, ranks: int, capacity: int, per_rank: int, tolerance: float
+def _pack_owned(
+    samples: Samples, owners: Ints, *, ranks: int, capacity: int, per_rank: int, tolerance: float
 ) -> Layout | None:
-    """Lay the samples of a group onto one rank or two; None if `per_rank` bins per rank do not hold them so."""
-    owners = assign_groups(groups, sizes=samples.sizes, costs=samples.costs, ranks=ranks)
+    """Pack each rank's samples into bins of its own; None if `per_rank` bins per rank do not hold them so."""
     longest_first = samples.longest_first
     bins = np.empty_like(longest_first)
     packed = pack_by_owner(

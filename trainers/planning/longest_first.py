@@ -11,24 +11,19 @@ from asyncrl.trainers.planning.samples import Floats, Ints
 
 
 def assign(costs: Floats, *, ranks: int, in_order: bool = False) -> Ints:
-    """Return the rank of each item; `ranks` divides their number.
+    """Return the rank of each item: their numbers of items differ by at most one.
 
     `in_order`: rounds are taken as items come, costliest first only within a round.
     Example: costs 9, 7, 5, 1 on two ranks: 9 and 1 against 7 and 5.
     """
-    order = np.argsort(-costs, kind="stable")
+    padded = np.concatenate([costs, np.zeros(-len(costs) % ranks)])
+    order = np.argsort(-padded, kind="stable")
     if in_order:
-        order = np.lexsort((-costs, np.arange(len(costs)) // ranks))
+        order = np.lexsort((-padded, np.arange(len(padded)) // ranks))
     loads = np.zeros(ranks)
-    owners = np.zeros(len(costs), np.int64)
+    owners = np.zeros(len(padded), np.int64)
     for items in order.reshape(-1, ranks):
         lightest = np.argsort(loads, kind="stable")
         owners[items] = lightest
-        loads[lightest] += costs[items]
-    return owners
-
-
-def assign_samples(costs: Floats, *, count: int) -> Ints:
-    """Return the owner of each sample, of `count`: their numbers of samples differ by at most one."""
-    padded = np.concatenate([costs, np.zeros(-len(costs) % count)])
-    return assign(padded, ranks=count)[: len(costs)]
+        loads[lightest] += padded[items]
+    return owners[: len(costs)]

@@ -14,7 +14,8 @@ Flags = NDArray[np.bool_]
 class Samples:
     """The samples that one optimizer update plans, in order of keys.
 
-    sizes: padded tokens over the alignment. groups: each sample's group, by number; None if they do not matter.
+    sizes: padded tokens over the alignment. groups: each sample's group, by number; None if they do not matter. homes:
+    the node of each sample's row, by number (nearness.py); None if it does not matter.
     """
 
     keys: NDArray[np.object_]
@@ -22,11 +23,13 @@ class Samples:
     sizes: Ints
     costs: Floats
     groups: Ints | None = None
+    homes: Ints | None = None
 
     def part(self, which: Ints) -> "Samples":
         """Return some of the samples, by position."""
         groups = None if self.groups is None else self.groups[which]
-        return Samples(self.keys[which], self.tokens[which], self.sizes[which], self.costs[which], groups)
+        homes = None if self.homes is None else self.homes[which]
+        return Samples(self.keys[which], self.tokens[which], self.sizes[which], self.costs[which], groups, homes)
 
     @property
     def longest_first(self) -> Ints:

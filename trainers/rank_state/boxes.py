@@ -3,7 +3,11 @@
 import math
 from collections.abc import Sequence
 
+from asyncrl.engine.bounds import MOST_DIMENSIONS
 from asyncrl.trainers.rank_state.index import Part
+
+_MOST_PARTS = 4096
+"""Most parts of a tensor: some are compared with all others. A tensor of 16 TB has as many files."""
 
 Shape = tuple[int, ...]
 
@@ -13,6 +17,8 @@ def what_is_wrong(shape: Shape, parts: Sequence[Part]) -> str | None:
 
     (4, 5) is whole as rows 0 to 2 and row 3. It is not whole as rows 0 to 2 and 2 to 3, nor as rows 0 to 2 alone.
     """
+    if len(shape) > MOST_DIMENSIONS or len(parts) > _MOST_PARTS:
+        return f"it has {len(shape):,} dimensions and {len(parts):,} parts"
     if any(size < 0 for size in shape):
         return f"its shape is {list(shape)}"
     for part in parts:

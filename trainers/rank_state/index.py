@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.engine.bounds import LARGEST_JSON, read_bytes
 from asyncrl.engine.errors import CheckpointBroken
 
 FORMAT = 1
@@ -70,9 +71,11 @@ class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def read(cls, path: Path) -> "Index":
         """CheckpointBroken if the file is missing, damaged, or of another format."""
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(read_bytes(path, LARGEST_JSON, CheckpointBroken))
         except FileNotFoundError:
             raise CheckpointBroken(f"{path} is missing") from None
+        except CheckpointBroken:
+            raise
         except (OSError, ValueError, RecursionError) as error:
             raise CheckpointBroken(f"{path} cannot be read: {error}") from error
         body = content.get("index") if isinstance(content, dict) else None

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from asyncrl.engine.errors import AsyncRLError, NotWritten
-from asyncrl.trainers.backends.base import Stateful
+from asyncrl.trainers.backends.base import Place, Stateful
 from asyncrl.trainers.rank_state.host_copy import HostCopy
 from asyncrl.trainers.rank_state.index import FORMAT, Index, RandomStates
 from asyncrl.trainers.rank_state.random_states import random_states, restore_random
@@ -27,6 +27,11 @@ class _Held:
     tensors: Mapping[str, torch.Tensor]
     frozen: Mapping[str, torch.Tensor]
     random: RandomStates
+    places: Mapping[str, Place]
+
+
+def _detached(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
 def _free_bytes(folder: Path) -> int:
@@ -34,7 +39,10 @@ def _free_bytes(folder: Path) -> int:
 
 
 class StateKeeper:
-    """Of rank `rank` among `ranks`. All replicas are equal: rank 0 writes, others write only their random states."""
+    """Of rank `rank` among `ranks`. Replicas are equal: one is written, by the rank or the ranks that hold it.
+
+    So rank 0 writes what is whole, others the parts that are theirs, and every rank its random states.
+    """
 
     def __init__(
         self,
@@ -57,11 +65,14 @@ class StateKeeper:
         self._held = None  # Its buffers are written over: a copy that fails must not be taken for the version before.
         state = backend.training_state()
         random = random_states(state.device)
-        if self._rank == 0:
-            tensors = {**self._copy.take(state.tensors), **state.constant}
-            self._held = _Held(version, tensors, state.frozen, random)
-        else:
-            self._held = _Held(version, {}, {}, random)
+        changing, constant = (
+            {name: value for name, value in tensors.items() if self._writes(state.places.get(name))}
+            for tensors in (state.tensors, state.constant)
+        )
+        frozen = state.frozen if self._rank == 0 else {}
+        # Detached, what never changes can be read where it is now, though the rank moves its own meanwhile.
+        held = {**self._copy.take(changing), **_detached(constant)}
+        self._held = _Held(version, held, _detached(frozen), random, state.places)
 
     def save(self, folder: Path) -> None:
         """Write this rank's part of the held state, synced; also twice. NotWritten if the disk refuses."""
@@ -72,7 +83,9 @@ class StateKeeper:
             folder.mkdir(parents=True, exist_ok=True)
             self._remove_own(folder)
             self._check_room(folder, held)
-            entries = write_shards(held.tensors, folder, stem=self._stem, shard_bytes=self._shard_bytes)
+            entries = write_shards(
+                held.tensors, folder, stem=self._stem, shard_bytes=self._shard_bytes, places=held.places
+            )
             index = Index(FORMAT, self._rank, self._ranks, held.version, entries, self._sums(held.frozen), held.random)
             _sync(index.write(folder))
             _sync(folder)
@@ -88,10 +101,14 @@ class StateKeeper:
         """
         saved = SavedState(folder)
         backend.load_training_state(saved)
+        device = backend.training_state().device  # All ranks ask, because those with parts join them for an answer.
         random = saved.random(self._rank)
         if random is not None:
-            restore_random(random, backend.training_state().device)
+            restore_random(random, device)
         return saved.version
+
+    def _writes(self, place: Place | None) -> bool:
+        return self._rank == 0 if place is None else place.saves
 
     @property
     def _stem(self) -> str:
@@ -107,7 +124,7 @@ class StateKeeper:
         """OSError if the disk is too small. To find out by filling it would take the event log's last bytes, too."""
         needed, free = sum(tensor.nbytes for tensor in held.tensors.values()), self._free_bytes(folder)
         if free < needed:
-            raise OSError(f"the state needs {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free")
+            raise OSError(f"the state needs {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free")
 
     def _sums(self, frozen: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Weights that are never trained have one checksum for the whole run."""

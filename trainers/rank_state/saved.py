@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
 from asyncrl.engine.errors import CheckpointBroken
+from asyncrl.trainers.backends.base import Place
 from asyncrl.trainers.rank_state.boxes import what_is_wrong
 from asyncrl.trainers.rank_state.index import Entry, Part, RandomStates, index_name, read_indexes
-from asyncrl.trainers.rank_state.shards import DTYPES, TYPES, ShardFile, crc32_of
+from asyncrl.trainers.rank_state.shards import DTYPES, TYPES, ShardFile, crc32_of, whole_shape
 
 _SHOWN = 4
 
@@ -49,11 +51,19 @@ class SavedState:
         """Return the random states of a rank; None if there were fewer ranks."""
         return self._indexes[rank].random if rank < self.ranks else None
 
-    def check(self, tensors: Mapping[str, torch.Tensor], frozen: Mapping[str, torch.Tensor]) -> None:
-        """CheckpointBroken unless it has just these tensors, of these types and shapes, and the same frozen weights."""
+    def check(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        frozen: Mapping[str, torch.Tensor],
+        places: Mapping[str, Place] = MappingProxyType({}),
+    ) -> None:
+        """CheckpointBroken unless it has just these tensors, of these types and shapes, and the same frozen weights.
+
+        `places` are of tensors that are parts; the shapes of whole ones are compared.
+        """
         self._check_names("", self.names, set(tensors))
         for name, tensor in tensors.items():
-            entry, expected = self._entries[name], (DTYPES.get(tensor.dtype), tuple(tensor.shape))
+            entry, expected = self._entries[name], (DTYPES.get(tensor.dtype), whole_shape(name, tensor, places))
             if (entry.dtype, entry.shape) != expected:
                 raise CheckpointBroken(
                     f"{self._where(name)}: {name} is {entry.dtype} {list(entry.shape)}; the run's is {expected[0]} "
@@ -68,14 +78,25 @@ class SavedState:
                     "model that the saved run started from (model.path)"
                 )
 
-    def read_into(self, name: str, target: torch.Tensor) -> None:
-        """Copy a checked tensor, joined from its parts, into `target`, on whichever device that is."""
-        entry = self._entries[name]
+    def read_into(self, name: str, target: torch.Tensor, place: Place | None = None) -> None:
+        """Copy a checked tensor, joined from its parts, into `target`, on whichever device that is.
+
+        With a `place`, `target` is that part of it, and only files that hold some of it are read.
+        """
+        entry, begins = self._entries[name], (0,) * target.ndim if place is None else place.offsets
         for part in entry.parts:
-            box = tuple(slice(at, at + size) for at, size in zip(part.offsets, part.shape, strict=True))
+            # Along each dimension: where what both have begins and ends, counted in the whole tensor.
+            both = [
+                (max(at, begin), min(at + size, begin + length))
+                for at, size, begin, length in zip(part.offsets, part.shape, begins, target.shape, strict=True)
+            ]
+            if any(first >= end for first, end in both):
+                continue
             value = self._file(part).read(name, TYPES[entry.dtype], part)
+            source = tuple(slice(first - at, end - at) for (first, end), at in zip(both, part.offsets, strict=True))
+            into = tuple(slice(first - at, end - at) for (first, end), at in zip(both, begins, strict=True))
             with torch.no_grad():
-                target.detach()[box].copy_(value)
+                target.detach()[into].copy_(value[source])
 
     def _joined(self, name: str, entry: Entry, rank: int) -> Entry:
         """Join the parts of a rank with those of the ranks before it."""

@@ -1,7 +1,8 @@
 """One server's HTTP routes, with deadlines, retries, and two kinds of failure: it is down, or it said no."""
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import anyio
@@ -11,6 +12,8 @@ from asyncrl.engine.errors import GenerationError
 
 _BACKOFF_S = 0.05
 _SHOWN_CHARACTERS = 300
+LONGEST_ANSWER = 64 << 20
+"""Bytes of an answer, or of one event of a stream. One of 100,000 tokens has 15 MB."""
 
 
 class ServerDown(GenerationError):
@@ -29,6 +32,15 @@ class Refused(GenerationError):
         self.status = status
 
 
+@contextmanager
+def understood(url: str) -> Iterator[None]:
+    """Refused, with the server's name, if the block finds that an answer is none of those that it can read."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise Refused(f"{url} answered what asyncrl cannot read: {type(error).__name__}: {error}") from error
+
+
 class Client:
     """Calls routes below `url`. `timeout_s` is the limit of one answer, `tries` of a call that may be repeated."""
 
@@ -44,6 +56,8 @@ class Client:
             limits=limits,
             timeout=timeout,
             trust_env=False,
+            # A compressed answer could be a thousand times as long as what comes.
+            headers={"Accept-Encoding": "identity"},
             # Without https there is nothing to verify, and reading the certificates takes a tenth of a second.
             verify=self.url.startswith("https:"),
         )
@@ -75,15 +89,14 @@ class Client:
         """
         try:
             async with self._http.stream("POST", path, json=body) as answer:
-                if answer.is_error:
-                    await answer.aread()
-                _check(answer, self.url + path)
-                async for line in answer.aiter_lines():
-                    if line == "data: [DONE]":
-                        return
-                    if line.startswith("data:"):
-                        yield json.loads(line.removeprefix("data:"))
-        except (httpx2.TransportError, ValueError) as error:
+                _check(answer, b"" if answer.is_success else await _content(answer), self.url + path)
+                async with aclosing(_lines(answer)) as lines:
+                    async for line in lines:
+                        if line == b"data: [DONE]":
+                            return
+                        if line.startswith(b"data:"):
+                            yield json.loads(line.removeprefix(b"data:"))
+        except (httpx2.RequestError, ValueError, RecursionError) as error:
             raise ServerDown(f"{self.url}{path} broke off: {type(error).__name__}: {error}") from error
         raise ServerDown(f"{self.url}{path} broke off before its end")
 
@@ -110,25 +123,52 @@ class Client:
     async def _once(self, method: str, path: str, content: Mapping[str, Any], timeout_s: float | None) -> Any:
         try:
             with anyio.fail_after(timeout_s):
-                answer = await self._http.request(method, path, **content)
+                async with self._http.stream(method, path, **content) as answer:
+                    said = await _content(answer)
         except (TimeoutError, httpx2.TimeoutException):
             limit_s = self._timeout_s if timeout_s is None else timeout_s
             raise Silent(f"{self.url}{path} did not answer within {limit_s:g} s") from None
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise ServerDown(f"{self.url}{path} does not answer: {type(error).__name__}: {error}") from error
-        _check(answer, self.url + path)
+        _check(answer, said, self.url + path)
         try:
-            return answer.json() if answer.content else None
-        except ValueError:
-            return answer.text
+            return json.loads(said) if said else None
+        except (ValueError, RecursionError):
+            return said.decode("utf-8", errors="replace")
 
 
-def _check(answer: httpx2.Response, what: str) -> None:
+async def _content(answer: httpx2.Response) -> bytes:
+    """Read an answer; Refused if it is longer than LONGEST_ANSWER, however it was compressed."""
+    said = bytearray()
+    async for part in answer.aiter_bytes():
+        said += part
+        if len(said) > LONGEST_ANSWER:
+            raise Refused(f"{answer.url} answered with more than {LONGEST_ANSWER:,} bytes", answer.status_code)
+    return bytes(said)
+
+
+async def _lines(answer: httpx2.Response) -> AsyncGenerator[bytes, None]:
+    """Yield the lines of an answer as they come, without their ends; Refused for one longer than LONGEST_ANSWER."""
+    begun = bytearray()
+    async for part in answer.aiter_bytes():
+        *whole, rest = part.split(b"\n")
+        for line in whole:
+            yield bytes(begun + line).removesuffix(b"\r")
+            begun.clear()
+        begun += rest
+        if len(begun) > LONGEST_ANSWER:
+            raise Refused(f"{answer.url} answered with an event of more than {LONGEST_ANSWER:,} bytes")
+    if begun:
+        yield bytes(begun)
+
+
+def _check(answer: httpx2.Response, content: bytes, what: str) -> None:
     if answer.is_success:
         return
     # A page of some other server says nothing in one line.
     page = "html" in answer.headers.get("content-type", "")
-    said = "a web page" if page else " ".join(answer.text.split())[:_SHOWN_CHARACTERS]
+    text = content[: 4 * _SHOWN_CHARACTERS].decode("utf-8", errors="replace")
+    said = "a web page" if page else " ".join(text.split())[:_SHOWN_CHARACTERS]
     message = f"{what} answered {answer.status_code}: {said}"
     # 429 and 5xx are the server's state, not the request's fault.
     if answer.status_code >= 500 or answer.status_code == 429:

@@ -1,6 +1,5 @@
 """Whether servers are what a run needs: asked before anything starts, and nothing is changed on them."""
 
-import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from asyncrl.collectors.engines.http.client import Client, Refused, ServerDown
 from asyncrl.collectors.engines.http.kinds import KINDS
 from asyncrl.collectors.engines.http.server import Server, Wanted
 from asyncrl.collectors.engines.http.settings import HTTPSettings
+from asyncrl.engine.model.settings import read_json
 
 CHECK_S = 4.0
 """Bad input is told in five seconds."""
@@ -58,7 +58,7 @@ async def _ask(url: str, server: Server, wanted: Wanted, limit_s: float, found: 
 
 def shape_of(checkpoint: Path) -> Mapping[str, Any]:
     """Return what of a checkpoint's config.json tells one model from another."""
-    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    config = read_json(checkpoint / "config.json")
     text = config.get("text_config") or config
     names = ("vocab_size", "hidden_size", "num_hidden_layers")
     shape = {name: text[name] for name in names if name in text}

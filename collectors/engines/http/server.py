@@ -1,9 +1,11 @@
 """What the HTTP engine asks of a kind of server."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+import msgspec
 
 from asyncrl.collectors.engines.answer import Answer
 from asyncrl.collectors.engines.base import Finish, Request, Spans
@@ -22,6 +24,23 @@ class Reply:
     logprobs: tuple[float, ...]
     finish: Finish | None = None
     spans: Spans = ()
+
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Tokens from `start` to before `end` of an answer, and the label of the weights that made them."""
+
+    version: int | str
+    start: Count
+    end: Count
+
+
+def spans_of(told: Sequence[Span]) -> Spans:
+    """Return versions as numbers; ValueError for a label that is not one."""
+    return tuple((int(span.version), span.start, span.end) for span in told if span.end > span.start)
 
 
 @dataclass(frozen=True, slots=True)

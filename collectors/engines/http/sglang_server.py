@@ -1,21 +1,62 @@
 """The routes of SGLang's server, read from the sources of 0.5.23 and tried on a fake; a real one was not run."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
 
 from asyncrl.collectors.engines.answer import Answer
 from asyncrl.collectors.engines.base import Request
-from asyncrl.collectors.engines.http.client import Client, Refused
-from asyncrl.collectors.engines.http.server import PRESSURE_TIMEOUT_S, Reply, Wanted, differing_shape, finish_of
+from asyncrl.collectors.engines.http.client import Client, Refused, understood
+from asyncrl.collectors.engines.http.server import (
+    PRESSURE_TIMEOUT_S,
+    Count,
+    Reply,
+    Span,
+    TokenId,
+    Wanted,
+    differing_shape,
+    finish_of,
+    spans_of,
+)
 from asyncrl.collectors.engines.in_flight import Pressure
 from asyncrl.collectors.engines.weight_check import OpenFiles
 
 _LOAD_TIMEOUT_S = 600.0
 _COMPARED_ROWS = 8
+_SHOWN_CHARACTERS = 300
+
+
+class _Load(msgspec.Struct):
+    token_usage: Annotated[float, msgspec.Meta(ge=0)]
+    num_waiting_reqs: Count
+
+
+class _Loads(msgspec.Struct):
+    loads: list[_Load]
+
+
+class _Reason(msgspec.Struct):
+    type: str
+
+
+class _Meta(msgspec.Struct):
+    weight_version: int | str | None = None
+    completion_tokens: Count | None = None
+    output_token_logprobs: list[list[Any]] | None = None
+    finish_reason: _Reason | None = None
+    weight_versions: list[Span] | None = None
+
+
+class _Event(msgspec.Struct):
+    """An answer, or a part of one; of the many things in it what is needed."""
+
+    output_ids: list[TokenId] = []
+    meta_info: _Meta | None = None
+    error: Any = None
 
 
 class SGLangServer:
@@ -42,12 +83,12 @@ class SGLangServer:
             "extra_key": salt,
         }
         if not request.stream:
-            yield _reply(await self._client.ask("/generate", body), 0)
+            yield self._reply(await self._client.ask("/generate", body), 0)
             return
         taken = 0
         async with aclosing(self._client.stream("/generate", body)) as events:
             async for event in events:
-                reply = _reply(event, taken)
+                reply = self._reply(event, taken)
                 taken += len(reply.token_ids)
                 yield reply
 
@@ -68,7 +109,8 @@ class SGLangServer:
             rows = await self._client.post("/get_weights_by_name", {"name": name, "truncate_size": 1})
         except Refused as refused:
             return f"it serves another model: it has no {name} ({refused})"
-        other = differing_shape({"hidden_size": len(rows[0])}, wanted)
+        with understood(self._client.url):
+            other = differing_shape({"hidden_size": len(rows[0])}, wanted)
         return f"it serves another model: {other}" if other else ""
 
     async def probe(self, timeout_s: float) -> None:
@@ -82,16 +124,16 @@ class SGLangServer:
         except Refused:
             return None
         try:
-            loads = answer["loads"]
-            return Pressure(
-                max(load["token_usage"] for load in loads), sum(load["num_waiting_reqs"] for load in loads), 0
-            )
-        except (KeyError, TypeError, ValueError):  # Another version's answer.
+            loads = msgspec.convert(answer, _Loads).loads
+            return Pressure(max(load.token_usage for load in loads), sum(load.num_waiting_reqs for load in loads), 0)
+        except ValueError:  # Another version's answer.
             return None
 
     async def version(self) -> int | None:
-        label = str((await self._client.get("/model_info"))["weight_version"])
-        return int(label) if label.isdigit() else None
+        answer = await self._client.get("/model_info")
+        with understood(self._client.url):
+            label = str(answer["weight_version"])
+            return int(label) if label.isdigit() else None
 
     async def hold(self, *, empty_cache: bool) -> None:
         # SGLang empties no cache that a running request stands in; retracted ones wait, and are computed anew.
@@ -109,8 +151,8 @@ class SGLangServer:
             "abort_all_requests": False,
         }
         answer = await self._client.post("/update_weights_from_disk", body, timeout_s=_LOAD_TIMEOUT_S, tries=1)
-        if not answer["success"]:
-            raise Refused(f"{self._client.url} did not load {body['model_path']}: {answer['message']}")
+        if not isinstance(answer, dict) or not answer.get("success"):
+            raise Refused(f"{self._client.url} did not load {body['model_path']}: {str(answer)[:_SHOWN_CHARACTERS]}")
 
     async def differences(self, file: Path | None) -> list[str]:
         """Compare the first rows of the output layer, or of the embedding that it is tied to, with the file's."""
@@ -120,13 +162,34 @@ class SGLangServer:
                 return ["the output layer, which was not found"]
             expected = weights.tensor(name)[:_COMPARED_ROWS].float()
         body = {"name": name, "truncate_size": _COMPARED_ROWS}
-        found = torch.tensor(await self._client.post("/get_weights_by_name", body))
+        answer = await self._client.post("/get_weights_by_name", body)
+        with understood(self._client.url):
+            found = torch.tensor(msgspec.convert(answer, list[list[float]]))
         same = found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-3, atol=1e-6)
         return [] if same else [name]
 
     async def label(self, version: int) -> None:
         body = {"new_version": str(version), "abort_all_requests": False}
         await self._client.post("/update_weight_version", body)
+
+    def _reply(self, event: Any, taken: int) -> Reply:
+        """Read an event whose tokens are all there are so far, or, with incremental streaming, those since the last."""
+        with understood(self._client.url):
+            answer = msgspec.convert(event, _Event)
+            if answer.error is not None:
+                raise Refused(str(answer.error))
+            if answer.meta_info is None:
+                raise ValueError("it has no meta_info")
+            meta, ids = answer.meta_info, answer.output_ids
+            so_far = len(ids) if meta.completion_tokens is None else meta.completion_tokens
+            if len(ids) > so_far - taken:
+                ids = ids[taken:]
+            entries = meta.output_token_logprobs or []
+            logprobs = msgspec.convert([entry[0] for entry in entries[len(entries) - len(ids) :]], list[float])
+            if meta.finish_reason is None:
+                return Reply(tuple(ids), tuple(logprobs))
+            told = meta.weight_versions or [Span(msgspec.convert(meta.weight_version, int | str), 0, so_far)]
+            return Reply(tuple(ids), tuple(logprobs), finish_of(meta.finish_reason.type), spans_of(told))
 
     async def close(self) -> None:
         await self._client.close()
@@ -147,24 +210,3 @@ def _sampling(request: Request, answer: Answer) -> dict[str, Any]:
         "stop_token_ids": list(sampling.stop_ids),
         "ignore_eos": True,
     }
-
-
-def _reply(event: Mapping[str, Any], taken: int) -> Reply:
-    """Read an event whose tokens are all there are so far, or, with incremental streaming, those since the last."""
-    if "error" in event:
-        raise Refused(str(event["error"]))
-    meta = event["meta_info"]
-    ids, logprobs = event["output_ids"], meta.get("output_token_logprobs") or []
-    if len(ids) > meta.get("completion_tokens", len(ids)) - taken:
-        ids = ids[taken:]
-    logprobs = logprobs[len(logprobs) - len(ids) :]
-    finish = meta["finish_reason"]
-    whole = [{"version": meta["weight_version"], "start": 0, "end": meta.get("completion_tokens", len(ids))}]
-    told = meta.get("weight_versions") or whole
-    spans = tuple((int(span["version"]), span["start"], span["end"]) for span in told if span["end"] > span["start"])
-    return Reply(
-        tuple(ids),
-        tuple(entry[0] for entry in logprobs),
-        None if finish is None else finish_of(finish["type"]),
-        spans if finish is not None else (),
-    )

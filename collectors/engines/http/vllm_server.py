@@ -7,14 +7,26 @@ It has to be started with VLLM_SERVER_DEV_MODE=1, `--enable-scale-out`, `--logpr
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from asyncrl.collectors.engines.answer import Answer
 from asyncrl.collectors.engines.base import Request
-from asyncrl.collectors.engines.http.client import Client, Refused, ServerDown
+from asyncrl.collectors.engines.http.client import Client, Refused, ServerDown, understood
 from asyncrl.collectors.engines.http.metrics_page import values
-from asyncrl.collectors.engines.http.server import PRESSURE_TIMEOUT_S, Reply, Wanted, differing_shape, finish_of
+from asyncrl.collectors.engines.http.server import (
+    PRESSURE_TIMEOUT_S,
+    Reply,
+    Span,
+    TokenId,
+    Wanted,
+    differing_shape,
+    finish_of,
+    spans_of,
+)
 from asyncrl.collectors.engines.in_flight import Pressure
 
 _GENERATE = "/inference/v1/generate"
@@ -28,6 +40,28 @@ _ALL = (
     "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model FOLDER --enable-scale-out "
     f"--logprobs-mode processed_logprobs {_EXTENSION} {_TRANSFER}"
 )
+
+
+class _Entry(msgspec.Struct):
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Entry] | None = None
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[TokenId] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+    weight_versions: list[Span] | None = None
+
+
+class _Event(msgspec.Struct):
+    """An answer, or a part of one; of the many things in it what is needed."""
+
+    choices: list[_Choice] = []
+    error: Any = None
 
 
 class VLLMServer:
@@ -48,11 +82,11 @@ class VLLMServer:
             "cache_salt": salt,
         }
         if not request.stream:
-            yield _reply(await self._client.ask(_GENERATE, body))
+            yield self._reply(await self._client.ask(_GENERATE, body))
             return
         async with aclosing(self._client.stream(_GENERATE, body)) as events:
             async for event in events:
-                yield _reply(event)
+                yield self._reply(event)
 
     async def abort(self, name: str) -> None:
         # So vLLM calls what it was asked for under `name`.
@@ -75,7 +109,8 @@ class VLLMServer:
             answer = await self._client.post("/collective_rpc", body)
         except ServerDown as error:
             return f"its workers do not know asyncrl ({error}); install asyncrl there too, and start it with {_ALL}"
-        return next((fault for worker in answer["results"] if (fault := _worker_fault(worker, wanted))), "")
+        with understood(self._client.url):
+            return next((fault for worker in answer["results"] if (fault := _worker_fault(worker, wanted))), "")
 
     async def probe(self, timeout_s: float) -> None:
         await self._client.get("/health", timeout_s=timeout_s, tries=1)
@@ -86,7 +121,9 @@ class VLLMServer:
             page = str(await self._client.get("/metrics", timeout_s=PRESSURE_TIMEOUT_S, tries=1))
         except Refused:
             return None
-        used, waiting, preempted = (values(page, metric) for metric in _PRESSURE)
+        used, waiting, preempted = (
+            [value for value in values(page, metric) if isfinite(value)] for metric in _PRESSURE
+        )
         if not used or not waiting or not preempted:  # --disable-log-stats, or another version's names.
             return None
         total = int(sum(preempted))
@@ -95,14 +132,16 @@ class VLLMServer:
         return Pressure(max(used), int(sum(waiting)), total - self._preempted_before)
 
     async def version(self) -> int | None:
-        label = (await self._client.get("/weight_info"))["weight_version"]
-        return int(label) if label.isdigit() else None
+        answer = await self._client.get("/weight_info")
+        with understood(self._client.url):
+            label = answer["weight_version"]
+            return int(label) if label.isdigit() else None
 
     async def hold(self, *, empty_cache: bool) -> None:
         await self._client.post("/pause", query={"mode": "keep", "clear_cache": "false"})
         if empty_cache:
             answer = await self._client.post("/reset_prefix_cache", query={"reset_running_requests": "true"})
-            if not answer["success"]:
+            if not isinstance(answer, dict) or not answer.get("success"):
                 raise Refused(f"{self._client.url} refused to empty its cache")
 
     async def go_on(self) -> None:
@@ -118,13 +157,27 @@ class VLLMServer:
     async def differences(self, file: Path | None) -> list[str]:
         body = {"method": "asyncrl_differing", "args": [str(file or self._checkpoint)]}
         answer = await self._client.post("/collective_rpc", body, timeout_s=_LOAD_TIMEOUT_S)
-        return sorted({name for worker in answer["results"] for name in worker["differing"]})
+        with understood(self._client.url):
+            return sorted({str(name) for worker in answer["results"] for name in worker["differing"]})
 
     async def label(self, version: int) -> None:
         await self._client.post("/update_weight_version", {"new_version": str(version)})
 
     async def close(self) -> None:
         await self._client.close()
+
+    def _reply(self, event: Any) -> Reply:
+        with understood(self._client.url):
+            answer = msgspec.convert(event, _Event)
+            if answer.error is not None:
+                raise Refused(str(answer.error))
+            (choice,) = answer.choices
+            return Reply(
+                tuple(choice.token_ids or ()),
+                tuple(entry.logprob for entry in (choice.logprobs and choice.logprobs.content) or ()),
+                None if choice.finish_reason is None else finish_of(choice.finish_reason),
+                spans_of(choice.weight_versions or ()),
+            )
 
     async def _has(self, method: str, path: str) -> bool:
         """Whether it serves a route: an empty request is refused in another way than an unknown one."""
@@ -175,17 +228,3 @@ def _sampling(request: Request, answer: Answer) -> dict[str, Any]:
         # Stop strings are found here, in the text of all tokens, and the request is aborted then.
         "detokenize": False,
     }
-
-
-def _reply(event: Mapping[str, Any]) -> Reply:
-    if "error" in event:
-        raise Refused(str(event["error"]))
-    (choice,) = event["choices"]
-    logprobs = (choice["logprobs"] or {}).get("content") or []
-    finish = choice["finish_reason"]
-    return Reply(
-        tuple(choice["token_ids"] or ()),
-        tuple(entry["logprob"] for entry in logprobs),
-        None if finish is None else finish_of(finish),
-        tuple((int(span["version"]), span["start"], span["end"]) for span in choice.get("weight_versions") or ()),
-    )

@@ -28,12 +28,13 @@ from asyncrl.collectors.engines.stop_text import Text
 from asyncrl.collectors.engines.swap import swap
 from asyncrl.collectors.engines.vllm.process import CacheUse, FileLoader, prepare, start
 from asyncrl.collectors.engines.vllm.settings import VLLMSettings
-from asyncrl.engine.errors import AsyncRLError, GenerationError, VersionError
+from asyncrl.engine.errors import AsyncRLError, EngineDied, GenerationError, VersionError
 
 Start = Callable[[VLLMSettings, CacheUse], AsyncLLM]
 
 _MODES = {"keep": "keep", "drain": "wait", "abort": "abort"}
 _FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length", "abort": "abort"}
+_DIED = "vLLM's engine process died; its own log says why"
 _SILENT_INTERVAL = 32
 """Tokens between two outputs of a request that nobody streams; its first token always comes alone."""
 _HEALTH_EVERY_S = 1.0
@@ -68,7 +69,7 @@ class VLLMEngine(EngineElsewhere):
         self._cache_use = CacheUse(self._adapt)
 
     async def run(self) -> None:
-        """Start vLLM, then serve until cancelled; GenerationError once it is dead."""
+        """Start vLLM, then serve until cancelled; EngineDied once its process is gone."""
         try:
             with anyio.fail_after(_START_TIMEOUT_S):
                 await anyio.to_thread.run_sync(self._start, abandon_on_cancel=True)
@@ -79,7 +80,7 @@ class VLLMEngine(EngineElsewhere):
             # vLLM tells only who asks, or has a request in flight.
             while self._broken is None and not self._running.errored:  # noqa: ASYNC110
                 await anyio.sleep(_HEALTH_EVERY_S)
-            raise self._broken or GenerationError("vLLM's engine process died; its own log says why")
+            raise self._broken or EngineDied(_DIED)
         except TimeoutError:
             raise GenerationError(f"vLLM did not start within {_START_TIMEOUT_S:g} s") from None
         finally:
@@ -162,7 +163,9 @@ class VLLMEngine(EngineElsewhere):
                     async for chunk in chunks:
                         if request.stream:
                             yield chunk
-            except (EngineDeadError, EngineGenerateError, ValueError) as failure:
+            except EngineDeadError as failure:
+                raise EngineDied(_DIED) from failure
+            except (EngineGenerateError, ValueError) as failure:
                 flight.ending, error = "error", str(failure) or type(failure).__name__
                 # It is not told which version made them: the one that served when they were asked for is the oldest.
                 answer.take_spans(((version, 0, answer.untold),))

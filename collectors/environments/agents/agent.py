@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 
-from asyncrl.collectors.environments.base import Environment
+from asyncrl.collectors.environments.agents.solver import Solver
 from asyncrl.collectors.tasks.base import Reward, plain_number
 from asyncrl.configs.objects import load_object
 from asyncrl.engine.errors import ConfigError
@@ -17,7 +17,7 @@ from asyncrl.engine.records import Prompt
 _OPTION = "environment.options.function"
 
 
-class Agent(Environment):
+class Agent(Solver):
     """`function` is `module:function` (also `file.py:function`), called as function(prompt, base_url, api_key).
 
     It returns a number or a `Reward`. An async one runs in the collector's event loop, another one in a thread.

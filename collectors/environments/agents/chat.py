@@ -13,7 +13,7 @@ from asyncrl.collectors.environments.tools import BEGIN, THOUGHT, Call
 
 CONTEXT = "context_length_exceeded"
 """OpenAI's code of a request for which no room is left."""
-_READ = frozenset({"messages", "tools", "max_tokens", "max_completion_tokens"})
+_READ = frozenset({"messages", "tools", "max_tokens", "max_completion_tokens", "stream", "stream_options"})
 _WITHOUT_EFFECT = frozenset({"model", "user", "metadata", "store", "service_tier", "safety_identifier"})
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
@@ -39,12 +39,13 @@ class Drawn:
 @dataclass(frozen=True, slots=True)
 class Chat:
     """What a request asks: messages with nothing but their meaning, JSON schemas of tools, the longest turn, and the
-    temperature if it names one."""
+    temperature if it names one. `stream` is None for an answer in one piece, else whether its end says the usage."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     max_tokens: int | None = None
     temperature: float | None = None
+    stream: bool | None = None
 
 
 def read_chat(body: Any, drawn: Drawn) -> Chat:
@@ -61,6 +62,7 @@ def read_chat(body: Any, drawn: Drawn) -> Chat:
         _tools(given.get("tools", [])),
         _longest(given),
         given.get("temperature"),
+        _stream(given),
     )
 
 
@@ -68,7 +70,6 @@ def _check_sampling(given: Mapping[str, Any], drawn: Drawn) -> None:
     """Refuse what is not as the run has it, by name."""
     wanted = {
         "n": (1, "one sample is one conversation"),
-        "stream": (False, "answers come whole"),
         "logprobs": (False, "they are recorded for the trainer"),
         "top_logprobs": (0, "they are recorded for the trainer"),
         "frequency_penalty": (0, "the trainer's ratio needs the model's own distribution"),
@@ -93,6 +94,15 @@ def _check_sampling(given: Mapping[str, Any], drawn: Drawn) -> None:
         raise Refused(
             f"stop is {stop!r}, and rollout.stop_strings {list(drawn.stop_strings)}; name them there", param="stop"
         )
+
+
+def _stream(given: Mapping[str, Any]) -> bool | None:
+    stream, options = given.get("stream", False), given.get("stream_options", {})
+    if not isinstance(stream, bool):
+        raise Refused(f"stream is {stream!r}; it must be true or false", param="stream")
+    if not isinstance(options, dict) or not isinstance(options.get("include_usage", False), bool):
+        raise Refused(f"stream_options is {options!r}; include_usage must be true or false", param="stream_options")
+    return bool(options.get("include_usage", False)) if stream else None
 
 
 def _longest(given: Mapping[str, Any]) -> int | None:
@@ -121,10 +131,13 @@ def plain_message(message: Any) -> Message:
 
     So a message that a client gives back with more fields, or fields in another order, is the one that it was given.
     """
-    if not isinstance(message, dict) or message.get("role") not in _ROLES:
+    role = message.get("role") if isinstance(message, dict) else None
+    if not isinstance(role, str) or role not in _ROLES:
         raise Refused(f"a message must be an object with a role of {', '.join(sorted(_ROLES))}", param="messages")
-    role = "system" if message["role"] == "developer" else message["role"]
-    plain: dict[str, Any] = {"role": role, "content": _text(message.get("content"))}
+    plain: dict[str, Any] = {
+        "role": "system" if role == "developer" else role,
+        "content": _text(message.get("content")),
+    }
     if message.get("tool_calls"):
         plain["tool_calls"] = [_plain_call(call) for call in _listed(message["tool_calls"])]
     for name in ("tool_call_id", "name"):
@@ -206,3 +219,20 @@ class Reply:
             "choices": [choice],
             "usage": usage,
         }
+
+
+def events(reply: Reply, with_usage: bool) -> str:
+    """Return an answer as a stream of events, in OpenAI's form: the message in one piece, its end, and the usage."""
+    body = {**reply.body, "object": "chat.completion.chunk"}
+    usage = body.pop("usage")
+    (choice,) = body["choices"]
+    message = choice["message"]
+    calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls", ()))]
+    delta = {**message, "tool_calls": calls} if calls else message
+    chunks = [
+        {**body, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+        {**body, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]},
+    ]
+    if with_usage:
+        chunks.append({**body, "choices": [], "usage": usage})
+    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"

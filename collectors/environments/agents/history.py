@@ -66,7 +66,7 @@ class History:
             if self.transcript is None:
                 return self._rendering.first(chat)
             return self._rendering.more(self._new(chat), chat.tools, self.transcript.last)
-        except ValueError as error:
+        except (ValueError, TypeError) as error:  # A tokenizer's TypeError: half of a surrogate pair.
             raise Refused(str(error), param="messages") from error
 
     def said(self, chat: Chat, ids: Sequence[int], asked: Sequence[int], result: Result) -> Reply:

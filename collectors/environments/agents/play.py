@@ -3,10 +3,13 @@
 import math
 from typing import Any
 
-from asyncrl.collectors.environments.agents.agent import Agent, reward_of
+import anyio
+
+from asyncrl.collectors.environments.agents.agent import reward_of
 from asyncrl.collectors.environments.agents.history import Rendering
 from asyncrl.collectors.environments.agents.proxy import Proxy
 from asyncrl.collectors.environments.agents.sample import AgentSample
+from asyncrl.collectors.environments.agents.solver import Solver
 from asyncrl.collectors.environments.conversation import Limits, Respond
 from asyncrl.collectors.environments.user_code import ENVIRONMENT_ERROR, ENVIRONMENT_TIMEOUT, Fault, answer_of
 from asyncrl.collectors.generators.base import Completion
@@ -21,7 +24,7 @@ class AgentPlay:
 
     def __init__(
         self,
-        agent: Agent,
+        agent: Solver,
         limits: Limits,
         *,
         rendering: Rendering,
@@ -35,6 +38,12 @@ class AgentPlay:
         self._proxy = proxy
         self._temperature = temperature
         self._taken = taken
+
+    async def run(self) -> None:
+        """Serve the model's address, and what the agent needs beside it."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._proxy.run)
+            tasks.start_soon(self._agent.serve)
 
     async def play(
         self, prompt: Prompt, ids: tuple[int, ...], *, seed: int, world_seed: int, respond: Respond

@@ -1,22 +1,26 @@
 """The server that agents ask: on 127.0.0.1, on a free port, in the collector's process and event loop.
 
 Invariant: a request belongs to the sample whose key it has; a key is void once its sample has ended.
+
+A request has its key as a bearer token or, if that is none, in `X-Session-ID`: verifiers has one client for all
+samples, and names in that header whose request it is.
 """
 
-import json
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import msgspec
 from aiohttp import web
 
-from asyncrl.collectors.environments.agents.chat import Drawn, Refused, read_chat
+from asyncrl.collectors.environments.agents.chat import Drawn, Refused, events, read_chat
 from asyncrl.collectors.environments.agents.sample import AgentSample
 
 LONGEST_BODY = 16 * 2**20
 """Bytes of a request; a longer one is refused (413) before it is read to its end."""
+SESSION = "X-Session-ID"
 _GRACE_S = 1.0
 
 
@@ -48,7 +52,7 @@ class Proxy:
     async def admit(self, sample: AgentSample) -> AsyncIterator[tuple[str, str]]:
         """Take requests of a sample for the length of the context; gives (base_url, api_key)."""
         await self._listens.wait()
-        key = secrets.token_urlsafe(24)
+        key = secrets.token_hex(24)
         self._samples[key] = sample
         try:
             yield f"http://127.0.0.1:{self._port}/v1", key
@@ -59,9 +63,13 @@ class Proxy:
         try:
             sample = self._sample(request)
             chat = read_chat(await _body(request), self._drawn)
-            return web.json_response((await sample.ask(chat)).body)
+            reply = await sample.ask(chat)
         except Refused as refusal:
             return _refusal(refusal)
+        if chat.stream is None:
+            return web.json_response(reply.body)
+        # The whole answer at once: tokens are only known to be the model's turn when it has ended.
+        return web.Response(text=events(reply, chat.stream), content_type="text/event-stream")
 
     async def _models(self, request: web.Request) -> web.Response:
         try:
@@ -73,19 +81,22 @@ class Proxy:
 
     def _sample(self, request: web.Request) -> AgentSample:
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-        sample = self._samples.get(key.strip())
-        if scheme.lower() != "bearer" or sample is None:
+        keys = [key.strip()] if scheme.lower() == "bearer" else []
+        keys.append(request.headers.get(SESSION, ""))
+        sample = next((self._samples[key] for key in keys if key in self._samples), None)
+        if sample is None:
             raise Refused("no sample has this key, or it has ended", code="invalid_api_key", status=401)
         return sample
 
 
 async def _body(request: web.Request) -> Any:
     try:
-        return json.loads(await request.text())
+        # Python's own reader takes halves of surrogate pairs, of which no tokenizer makes tokens.
+        return msgspec.json.decode(await request.text())
     except web.HTTPRequestEntityTooLarge as error:
         raise Refused(f"a request is at most {LONGEST_BODY:,} bytes", status=413) from error
     except (ValueError, LookupError, RecursionError) as error:
-        raise Refused(f"the body is not JSON: {error}") from error
+        raise Refused(f"the body is not JSON of whole characters: {error}") from error
 
 
 def _refusal(refusal: Refused) -> web.Response:

@@ -22,7 +22,7 @@ MakeEngine = Callable[[Mapping[str, Any]], Any]
 
 
 class FakeServer:
-    """Serves on a port of its own until `kill`; `start` serves on that port again, as a process started anew.
+    """Serves on `port`, by default a free one, until `kill`; `start` serves there again, as a process started anew.
 
     `asked` counts requests. The next `refuse` loads fail; with `forget` they report success and load nothing. While it
     is `hung` it answers nothing more. `missing` are routes that it does not have, for want of an option at its start,
@@ -38,11 +38,12 @@ class FakeServer:
         rows: int = 8,
         token_s: float = 0.001,
         make_engine: MakeEngine | None = None,
+        port: int = 0,
     ) -> None:
         self._checkpoint = checkpoint
         self._routes = (vllm_routes if kind == "vllm" else sglang_routes)(self)
         self._make_engine = make_engine or (lambda weights: ScriptedEngine(weights, rows=rows, token_s=token_s))
-        self._port = 0
+        self._port = port
         self._runner: web.AppRunner | None = None
         self._tasks: Any = None
         self.refuse = 0

@@ -6,7 +6,7 @@ none of the product's folds or bounds is asked.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +14,14 @@ import msgspec
 
 from asyncrl.engine.events.types import (
     Acknowledged,
+    ActorRestarted,
     BatchJudged,
     Claimed,
+    CollectorJoined,
+    CollectorLeft,
     Dispatched,
     Judged,
+    OwnerDead,
     Planned,
     Published,
     Put,
@@ -85,7 +89,9 @@ def _conserves(case: _Case) -> Iterator[str]:
     for row in sorted({row_of(key) for key in case.plane.at_end}):
         group = int(row.partition("_p")[2])
         settled = case.settled_at.get(group, math.inf)
-        lost = "dropped:lease_lost" in case.audit.fates.get(group, [])
+        fates = case.audit.fates.get(group, [])
+        # What a killed collector had sent may come to the plane when nobody knows the group any more.
+        lost = "dropped:lease_lost" in fates or "failed:collector_died" in fates
         if settled < case.end_s - case.patience_s and not lost:
             yield f"group {group} settled at {settled:g} s and was never cleared"
 
@@ -247,34 +253,46 @@ def _tokens(case: _Case, key: str) -> int:
 
 def _versions(case: _Case) -> Iterator[str]:
     """Invariant 8: only what was loaded whole is served, published is what all serve, stamps are those of dispatch."""
-    loaded = {f"collector{i}": generator.loaded_at for i, generator in enumerate(case.outcome.generators)}
-    served = dict.fromkeys(loaded, 0)
-    asked: dict[int, Dispatched] = {}
+    lives = {f"collector{i}": [generator.loaded_at] for i, generator in enumerate(case.outcome.generators)}
+    served = dict.fromkeys(lives, 0)
+    for name, successors in case.outcome.successors.items():
+        lives.setdefault(name, []).extend(successor.loaded_at for successor in successors)
+    yield from _stamps(case, lives)
+    loaded = {name: of_lives.pop(0) for name, of_lives in lives.items()}
     bound = case.outcome.config.max_publish_lag
     for event in case.outcome.events:
         match event:
+            case OwnerDead() if event.replaced:
+                served.pop(event.owner, None)
+                # Each start of another one is another life, if it came to that.
+                loaded[event.owner] = lives[event.owner].pop(0) if lives[event.owner] else {}
+            case CollectorLeft():
+                served.pop(event.collector, None)
             case Acknowledged():
                 if loaded[event.generator].get(event.version, math.inf) > event.t + _ROUNDING_S:
                     yield f"{event.generator} serves version {event.version} before it is loaded"
                 served[event.generator] = event.version
             case Published():
-                without = [
-                    name for name, at in loaded.items() if at.get(event.version, math.inf) > event.t + _ROUNDING_S
-                ]
+                without = [name for name in served if loaded[name].get(event.version, math.inf) > event.t + _ROUNDING_S]
                 if without:
                     yield f"version {event.version} was published without being loaded by {without}"
-                if min(served.values()) < event.version:
+                if min(served.values(), default=event.version) < event.version:
                     yield f"version {event.version} was published while {served} was served"
             case StepStarted():
-                if event.version - min(served.values()) > bound:
-                    yield f"step {event.step} began {event.version - min(served.values())} versions ahead, over {bound}"
-            case Dispatched():
-                asked[event.group] = event
-            case Put():
-                given = asked[event.group]
-                # A grant takes its time to arrive, and is stamped then.
-                if loaded[given.collector].get(event.tags["version"], 0.0) > given.t + case.patience_s:
-                    yield f"group {event.group} of {given.t:g} s is stamped {event.tags['version']}, served later"
+                behind = event.version - min(served.values(), default=event.version)
+                if behind > bound:
+                    yield f"step {event.step} began {behind} versions ahead, over {bound}"
+
+
+def _stamps(case: _Case, lives: Mapping[str, Sequence[Mapping[int, float]]]) -> Iterator[str]:
+    """A group has the version that was served when it was dispatched; `lives` say when each process loaded which."""
+    asked = {event.group: event for event in case.outcome.of(Dispatched)}
+    for event in case.outcome.of(Put):
+        given, version = asked[event.group], event.tags["version"]
+        loaded = [life[version] for life in lives[given.collector] if version in life]
+        # A grant takes its time to arrive, and is stamped then.
+        if min(loaded, default=0.0) > given.t + case.patience_s:
+            yield f"group {event.group} of {given.t:g} s is stamped {version}, served later"
 
 
 def _budget(case: _Case) -> Iterator[str]:
@@ -334,7 +352,12 @@ def _batches(case: _Case) -> Iterator[str]:
 
 def _wakes(case: _Case) -> Iterator[str]:
     """Invariant 9: whatever can go on goes on: notices, claims and grants come when they can."""
+    # The notices of one that hung are never heard; the slow poll finds its groups, or its burial.
+    hung = {event.owner for event in case.outcome.of(OwnerDead)}
+    collectors = {event.group: event.collector for event in case.outcome.of(Dispatched)}
     for group, put in case.put.items():
+        if collectors[group] in hung:
+            continue
         row = GroupMeta(tuple(put.keys), {}).row
         happened = case.plane.put_at.get(row)
         if happened is not None and put.t > happened + case.patience_s:
@@ -396,6 +419,8 @@ def _late_grants(case: _Case) -> Iterator[str]:
             case Released():
                 free_since = event.t if out >= limit else free_since
                 out -= len(event.groups)
+            case ActorRestarted() | CollectorJoined():
+                free_since = max(free_since, event.t)  # There may have been nobody to grant to.
             case Published():
                 free_since = max(free_since, event.t if event.version == 0 else free_since)
 

@@ -1,6 +1,6 @@
 """Extras from a task to the model of every rank: real collector, plan, ranks and backend around any plane."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +12,7 @@ from asyncrl.collectors.collector import Collector, CollectorSettings
 from asyncrl.collectors.tasks import Reward
 from asyncrl.engine.aio.blocking import in_place
 from asyncrl.engine.data_plane.base import DataPlane, Partition
+from asyncrl.engine.data_plane.passing import PassingPlane
 from asyncrl.engine.model.tokenizer import CharTokenizer
 from asyncrl.engine.records import Grant, GroupMeta, Plan, Prompt
 from asyncrl.engine.records.columns import COLUMNS
@@ -20,7 +21,8 @@ from asyncrl.engine.records.work import SampleWork, TrainWork
 from asyncrl.engine.simulate.virtual_loop import in_place_scorer
 from asyncrl.engine.testing.fakes import FakeGenerator, FakeTask
 from asyncrl.engine.weights.base import InProcess
-from asyncrl.trainers.backends.torch_backend import TorchBackend, TorchSettings
+from asyncrl.trainers.backends.torch_backend import TorchBackend
+from asyncrl.trainers.backends.torch_settings import TorchSettings
 from asyncrl.trainers.extras import extras_of
 from asyncrl.trainers.fan_out import plan_batch
 from asyncrl.trainers.loss.objective import Clip
@@ -100,14 +102,11 @@ async def extras_reach_the_model_with_their_samples(plane: DataPlane) -> None:
     await plane.clear(name, await plane.keys(name))
 
 
-class _Noted:
+class _Noted(PassingPlane):
     """A plane that adds a column of objects to every put, which no rank can take."""
 
-    def __init__(self, plane: DataPlane) -> None:
-        self._plane = plane
-
-    async def put(self, partition: str, group: GroupMeta, columns: dict[str, Any]) -> None:
-        await self._plane.put(partition, group, {**columns, "note": list(group.keys)})
+    async def put(self, partition: str, group: GroupMeta, columns: Mapping[str, Any]) -> GroupMeta:
+        return await self._plane.put(partition, group, {**columns, "note": list(group.keys)})
 
 
 async def _collect(plane: Any, partition: str, task: FakeTask) -> list[GroupMeta]:

@@ -15,18 +15,20 @@ from asyncrl.collectors.tasks import Reward
 from asyncrl.configs import RunConfig
 from asyncrl.engine.aio.virtual_time import virtual_clock
 from asyncrl.engine.data_plane.base import DataPlane
+from asyncrl.engine.events.types import CollectorAdded, CollectorLeft, Published
 from asyncrl.engine.loop.controller import Controller
 from asyncrl.engine.testing.conformance.invariants import violations
 from asyncrl.engine.testing.conformance.spanning import SpanningGenerator
 from asyncrl.engine.testing.conformance.watch import WatchedPlane
 from asyncrl.engine.testing.fakes import HANG_S, FakeGenerator, FakeRank, FakeTask
 from asyncrl.engine.testing.remote import Delays
-from asyncrl.engine.testing.simulation import Outcome, Remote, simulate, simulated_config
+from asyncrl.engine.testing.simulation import Nodes, Outcome, Remote, simulate, simulated_config
 
 Wrap = Callable[[DataPlane], DataPlane]
 
 _LONGEST_S = 20_000.0
 _PUBLISH_S = 20.0
+_RESTART_S = 3.0
 
 
 class Death(RuntimeError):
@@ -57,7 +59,7 @@ class _MortalSpanning(SpanningGenerator):
 class Schedule:
     """One run; lists repeat from the start. `poll_s` is the slow poll; infinite times never come.
 
-    Each collector is `slower` than the one before it.
+    Each collector is `slower` than the one before it. `nodes` come and go, with up to `most_collectors`.
     """
 
     staleness: int = 1
@@ -92,10 +94,15 @@ class Schedule:
     interrupt_at: float = math.inf
     killed: str = ""
     killed_at: float = math.inf
+    killed_again_s: float = math.inf
+    hangs: bool = False
+    restarts: int = 3
     poll_s: float = 5.0
     steps: int = 12
     batches: int = 25
     slower: float = 1.0
+    nodes: Nodes | None = None
+    most_collectors: int | None = None
 
     @classmethod
     def draw(cls, rng: random.Random) -> "Schedule":
@@ -140,6 +147,9 @@ class Schedule:
             steps=rng.randint(1, 9),
             batches=12,
             slower=rng.choice([1.0, 1.0, 10.0]),
+            killed_again_s=rng.choice([math.inf, 0.5, 2.0, 20.0]),
+            hangs=rng.random() < 0.3,
+            restarts=rng.choice([0, 1, 3, 3]),
         )
 
     def run(
@@ -172,7 +182,10 @@ class Schedule:
                 remote=Remote(
                     actors=Delays(self.call_seconds, self.answer_seconds),
                     plane=Delays(self.plane_seconds, self.plane_answers),
-                    killed_at={self.killed: self.killed_at} if math.isfinite(self.killed_at) else {},
+                    killed_at={self.killed: [at for at in self._kills if math.isfinite(at)]},
+                    restart_s=_RESTART_S,
+                    hangs=self.hangs,
+                    nodes=self.nodes,
                 ),
             )
         return Run(self, outcome, watched[0])
@@ -199,12 +212,18 @@ class Schedule:
             rollout__cancel_stale=self.cancel_stale,
             rollout__requeue_tries=self.requeue_tries,
             collector__count=self.collectors,
+            cluster__max_collectors=self.most_collectors,
             trainer__ranks=self.ranks,
             trainer__publish_timeout_s=_PUBLISH_S,
+            supervision__restarts=self.restarts,
             data_plane__capacity_rows=None if self.capacity is None else limit + self.capacity,
             data_plane__poll_s=self.poll_s,
             filters=filters,
         )
+
+    @property
+    def _kills(self) -> tuple[float, float]:
+        return self.killed_at, self.killed_at + self.killed_again_s
 
     def _generator(self, index: int) -> FakeGenerator:
         tries = 0
@@ -271,13 +290,25 @@ class Run:
         if ending.error is None:
             return ending.code != 130 or math.isfinite(schedule.interrupt_at)
         unscored = {value for value in schedule.rewards if value is None or value == "raise"}
+        kills = sum(map(math.isfinite, schedule._kills))
+        # A collector that works is replaced; one that is killed before the first version is published is not.
+        began = self.outcome.of(Published)[:1]
+        # So is one that takes weights too slowly, or refuses them, which may use up the budget.
+        loads = not schedule.bad_publishes and max(schedule.slow_publishes) < _PUBLISH_S
+        replaced = bool(began) and schedule.killed_at > began[0].t and kills <= schedule.restarts and loads
+        # A node that ends before there is a version to publish takes the run with it, and one without collectors waits.
+        early = any(not began or at <= began[0].t for at in (schedule.nodes.gone_at if schedule.nodes else {}).values())
+        there = schedule.collectors + len(self.outcome.of(CollectorAdded)) - len(self.outcome.of(CollectorLeft))
         causes = {
+            "Overdue: no group": there == 0,
             "Death: ": math.isfinite(schedule.dies_at) or schedule.rank_dies_at_step > 0,
             "GenerationError: ": any(schedule.failing_calls) or HANG_S in schedule.seconds or bool(unscored),
             "RefillExhausted: ": schedule.refill == "error",
             "OSError: load": bool(schedule.bad_publishes),
-            "ActorDied: ": math.isfinite(schedule.killed_at),
+            "ActorDied: ": early
+            or ((kills > 0 or not loads) and not (schedule.killed.startswith("collector") and replaced)),
             # One try failed, and two were too short for a slow load.
-            "Overdue: version": bool(schedule.bad_publishes) and max(schedule.slow_publishes) > _PUBLISH_S,
+            "Overdue: version": (bool(schedule.bad_publishes) and max(schedule.slow_publishes) > _PUBLISH_S)
+            or (schedule.hangs and kills > 0 and not replaced),
         }
         return any(ending.reason.startswith(cause) and possible for cause, possible in causes.items())

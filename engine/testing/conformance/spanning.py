@@ -1,7 +1,7 @@
 """A fake generator that swaps weights within a response and reports which version made which tokens."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 
@@ -17,6 +17,11 @@ class SpanningGenerator(FakeGenerator):
 
     clock: Callable[[], float] = lambda: 0.0
     _swaps: list[tuple[float, int]] = field(default_factory=list)
+
+    def anew(self) -> "SpanningGenerator":
+        made = replace(self, calls=0, running=0, version=0, updates=[], loaded_at={}, loading=None, waking=None)
+        made._swaps = []
+        return made
 
     async def generate(self, request: GroupRequest) -> Sequence[Completion]:
         request.turn(True)

@@ -6,6 +6,7 @@ from typing import Any
 
 from asyncrl.engine.data_plane.base import Claim, DataPlane
 from asyncrl.engine.data_plane.passing import PassingPlane
+from asyncrl.engine.records import GroupMeta
 
 
 class WatchedPlane(PassingPlane):
@@ -22,9 +23,10 @@ class WatchedPlane(PassingPlane):
         self.at_end: list[str] = []
         self.handed_out: Counter[str] = Counter()
 
-    async def put(self, partition: str, group: Any, columns: Any) -> None:
-        await super().put(partition, group, columns)
+    async def put(self, partition: str, group: Any, columns: Any) -> GroupMeta:
+        stored = await super().put(partition, group, columns)
         self.put_at[group.row] = self._clock()
+        return stored
 
     async def claim(self, partition: str, consumer: str, **asked: Any) -> Claim:
         claim = await super().claim(partition, consumer, **asked)

@@ -1,9 +1,12 @@
-"""A program of the tests: TransferQueue on a cluster without a free CPU, until one of its processes is killed.
+"""A program of the tests: TransferQueue on a cluster without a free CPU, until one of its processes is killed, or
+suspended; and again on the next cluster.
 
 Prints one JSON object of what happened and how long it took.
 """
 
 import json
+import os
+import signal
 import sys
 import time
 from functools import partial
@@ -42,13 +45,11 @@ async def main(victim: str) -> dict[str, Any]:
     await plane.register(contract_partition("p"))
     await put_groups(plane, "p", [contract_group(0)])
     seen["claimed"] = rows_of(await claim_groups(plane, "p"))
-    if victim == "controller":
-        actor = ray.get_actor("TransferQueueController", namespace="transfer_queue")
-    else:
-        actor = ray.get_actor("TransferQueueStorageUnit#1", namespace="asyncrl")
+    name = {"controller": "TransferQueueController", "storage unit": "TransferQueueStorageUnit#1"}[victim]
+    actor = ray.get_actor(name, namespace="asyncrl")
     began = time.monotonic()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(partial(_kill_soon, actor))
+        tasks.start_soon(_break_soon, actor, victim)
         seen["watch"] = await error_of(plane.watch())
     seen["watch_s"] = time.monotonic() - began
     began = time.monotonic()
@@ -58,17 +59,35 @@ async def main(victim: str) -> dict[str, Any]:
     return seen
 
 
-async def _kill_soon(actor: Any) -> None:
+async def _break_soon(actor: Any, victim: str) -> None:
     import ray
 
     await anyio.sleep(0.5)
-    ray.kill(actor, no_restart=True)
+    if victim == "controller":
+        ray.kill(actor, no_restart=True)
+    else:
+        os.kill(await actor.__ray_call__.remote(lambda _: os.getpid()), signal.SIGSTOP)
+
+
+async def again() -> dict[str, Any]:
+    from asyncrl.engine.data_plane.tq import TransferQueuePlane
+
+    began = time.monotonic()
+    plane = await TransferQueuePlane.start(storage_units=1, deadline_s=5, start_s=60)
+    await plane.close()
+    return {"again_s": time.monotonic() - began}
+
+
+def on_cluster(call: Any) -> dict[str, Any]:
+    import ray
+
+    ray.init(address="local", num_cpus=0, namespace="asyncrl", include_dashboard=False, _node_ip_address="127.0.0.1")
+    found: dict[str, Any] = anyio.run(call)
+    ray.shutdown()
+    return found
 
 
 if __name__ == "__main__":
     prepare(threads=1)
-    import ray
-
-    ray.init(address="local", num_cpus=0, namespace="asyncrl", include_dashboard=False, _node_ip_address="127.0.0.1")
-    sys.stdout.write(json.dumps(anyio.run(main, sys.argv[1])) + "\n")
-    ray.shutdown()
+    seen = on_cluster(partial(main, sys.argv[1])) | on_cluster(again)
+    sys.stdout.write(json.dumps(seen) + "\n")

@@ -15,8 +15,9 @@ from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import StepStarted
 from asyncrl.engine.loop.front_end import FrontEnd, FrontEndSettings
-from asyncrl.engine.loop.groups import Groups, Settlement, trained_fates
+from asyncrl.engine.loop.groups import Groups
 from asyncrl.engine.loop.run_ahead import RunAhead
+from asyncrl.engine.loop.settlement import Settlement, trained_fates
 from asyncrl.engine.loop.versions import Versions
 from asyncrl.engine.model.tokenizer import CharTokenizer
 from asyncrl.engine.records import Grant, GroupMeta, Plan, Prompt

@@ -129,7 +129,7 @@ def test_a_partition_that_another_version_registered_is_named(portal: BlockingPo
 
 def test_every_call_has_a_deadline_when_the_controller_hangs(portal: BlockingPortal, plane: TransferQueuePlane) -> None:
     group, late = contract_group(0), contract_group(1)
-    hurried = TransferQueuePlane(plane._client, deadline_s=0.3, closer=lambda: None)
+    hurried = TransferQueuePlane(plane._client, payloads=plane._payloads, deadline_s=0.3, closer=lambda: None)
     lease = Lease("p", TRAINER, {})
     calls: dict[str, Callable[[], Awaitable[Any]]] = {
         "register": lambda: hurried.register(contract_partition("other")),
@@ -325,6 +325,7 @@ def test_a_clear_that_fails_half_way_leaves_nothing_ready_and_can_be_repeated(
     plane._client.storage_manager = storage
 
 
+@pytest.mark.long
 @pytest.mark.timeout(90)
 def test_thousands_of_puts_and_clears_at_once_never_mix_up_a_payload(
     portal: BlockingPortal, plane: TransferQueuePlane

@@ -1,8 +1,11 @@
 """TransferQueue's processes: who starts and ends them, where they listen, and what their death does."""
 
 import json
+import os
+import pickle
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -11,8 +14,10 @@ from typing import Any
 import psutil
 import pytest
 import ray
+import zmq
 from anyio.from_thread import BlockingPortal
 
+from asyncrl.engine.data_plane.curve import own_keys
 from asyncrl.engine.data_plane.tq import TransferQueuePlane
 from asyncrl.engine.testing.conformance.plane_actors import PlaneActor
 from asyncrl.engine.testing.conformance.plane_contract import (
@@ -27,10 +32,11 @@ from asyncrl.engine.testing.conformance.plane_contract import (
 
 @pytest.mark.ray
 @pytest.mark.timeout(220)
-@pytest.mark.parametrize("victim", ["controller", "storage unit"])
-def test_transfer_queue_starts_without_a_free_cpu_and_its_death_is_told_in_seconds(
+@pytest.mark.parametrize("victim", ["controller", pytest.param("storage unit", marks=pytest.mark.long)])
+def test_transfer_queue_starts_without_a_free_cpu_and_its_silence_is_told_in_seconds(
     tmp_path: Path, warm_python: Any, victim: str
 ) -> None:
+    """The controller is killed, the storage unit suspended. The same process can start the next one."""
     program = Path(__file__).with_name("own_cluster.py").read_text(encoding="utf-8")
     done = warm_python(tmp_path, "-c", program, victim, ray=True)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -41,6 +47,7 @@ def test_transfer_queue_starts_without_a_free_cpu_and_its_death_is_told_in_secon
     # Nobody waits for the dead: later calls fail at once, and the end is short.
     assert seen["after"] == "DataPlaneDown"
     assert seen["end_s"] < 5
+    assert seen["again_s"] < 20
     # One owner: nobody attaches to nothing, and nobody starts a second one.
     assert seen["attach_without_owner"] == "DataPlaneError"
     assert seen["second_start"] == "DataPlaneError"
@@ -96,6 +103,45 @@ def test_on_one_node_only_loopback_is_listened_on(ray_plane: TransferQueuePlane)
             }
     assert len(listening) >= 3
     assert {ip for _, ip in listening} <= {"127.0.0.1", "::1"}, sorted(listening)
+
+
+class Touches:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __reduce__(self) -> Any:
+        return (os.mknod, (str(self._file),))
+
+
+@pytest.mark.parametrize("server", ["controller", "storage unit"])
+def test_who_lacks_the_keys_has_nothing_unpickled(server: str, ray_plane: TransferQueuePlane, tmp_path: Path) -> None:
+    """The same message with the keys is unpickled: without them TransferQueue would be open to every local user."""
+    from transfer_queue import interface
+    from transfer_queue.utils.zmq_utils import STORAGE_MANAGER_IDENTITY_PREFIX
+
+    units = interface._TQ_STORAGE["SimpleStorage"].values()
+    actor = interface._TQ_CONTROLLER if server == "controller" else next(iter(units))
+    address = ray.get(actor.get_zmq_server_info.remote()).to_addr(
+        "request_handle_socket" if server == "controller" else "put_get_socket"
+    )
+    stranger, member = tmp_path / "stranger", tmp_path / "member"
+    with zmq.Context() as context, context.socket(zmq.DEALER) as plain, context.socket(zmq.DEALER) as keyed:
+        keyed.curve_publickey, keyed.curve_secretkey = zmq.curve_keypair()
+        keyed.curve_serverkey = own_keys().of_server.encode()
+        for socket, file in ((plain, stranger), (keyed, member)):
+            socket.linger = 0
+            socket.identity = f"{STORAGE_MANAGER_IDENTITY_PREFIX}{file.name}".encode()
+            socket.connect(address)
+            # A connection that was refused already has nowhere to send to, and would wait for ever.
+            with suppress(zmq.Again):
+                socket.send_multipart([b"\xc1\xfe\xed", pickle.dumps(Touches(file))], zmq.NOBLOCK)
+        deadline = time.monotonic() + 10
+        while not member.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert member.exists()
+    assert not stranger.exists()
 
 
 def test_a_call_from_another_event_loop_is_answered(ray_plane: TransferQueuePlane) -> None:

@@ -31,6 +31,7 @@ def at(staleness: int, seed: int) -> RunConfig:
     )
 
 
+@pytest.mark.long
 def test_fitted_at_one_bound_it_predicts_others() -> None:
     """The world is one of known durations; the fit sees its events at bound 2 alone."""
     config, seen = at(2, 0), Collected()

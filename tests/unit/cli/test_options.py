@@ -39,12 +39,15 @@ def test_presets_files_and_sets_are_told_apart(command: Command, folder: Path) -
     assert values(command("config", "--config", "reverse"))["task.name"] == ('"reverse"', "reverse")
 
 
-def test_each_option_of_train_sets_its_value(command: Command) -> None:
+def test_each_option_of_train_sets_its_value(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A model of the Hub that is not there: a dry run would refuse it offline, and asks nobody otherwise.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     options = {
         "--max-staleness": ("0", "rollout.max_staleness", "0"),
         "--steps": ("7", "run.steps", "7"),
         "--seed": ("8", "run.seed", "8"),
         "--run-dir": ("there", "run.directory", '"there"'),
+        "--model": ("owner/123", "model.path", '"owner/123"'),
         "--runtime": ("local", "run.runtime", '"local"'),
     }
     arguments = [text for option, (value, _, _) in options.items() for text in (option, value)]

@@ -53,7 +53,7 @@ EVENTS: list[AnyEvent] = [
         tokens=6,
         reward_sum=1.5,
         metrics={"engine/busy_share": 0.97},
-        wall=107.0,
+        t=107.0,
     ),
 ]
 
@@ -143,8 +143,8 @@ def summary_of(events: list[AnyEvent], keys_left: int | None = 0) -> dict[str, A
         ledger=ledger,
         progress=progress,
         ending=Ending(0, "step limit reached"),
-        started_wall=100.0,
-        ended_wall=130.5,
+        began_s=100.0,
+        ended_s=130.5,
         data_plane_keys_left=keys_left,
         bias_warning=0.9,
     )

@@ -16,7 +16,8 @@ from asyncrl.engine.model.causal_lm import build_model
 from asyncrl.engine.model.tokenizer import CharTokenizer, load_tokenizer
 from asyncrl.engine.weights.base import InProcess, Offer
 from asyncrl.trainers.backends.base import Rows
-from asyncrl.trainers.backends.torch_backend import TorchBackend, TorchSettings
+from asyncrl.trainers.backends.torch_backend import TorchBackend
+from asyncrl.trainers.backends.torch_settings import TorchSettings
 from asyncrl.trainers.loss.objective import Clip
 
 

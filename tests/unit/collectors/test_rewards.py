@@ -53,6 +53,12 @@ class Counts:
             sys.exit()
         return float(response.count(self.letter))
 
+def named(*, prompt, response=None):
+    return 0.0
+
+def stream(prompt, response):
+    yield 0.0
+
 class Mute:
     pass
 
@@ -156,7 +162,8 @@ def test_text_and_none_are_refused_by_name(given: str, tmp_path: Path) -> None:
     outcome = scored([{"name": "odd.py:score"}], "a")[0]
     assert isinstance(outcome, SampleFailure)
     assert "it must be a number" in outcome.error
-    assert "in reward odd.py:score" in outcome.error
+    # The last words of a run show this line alone.
+    assert outcome.error.endswith("it must be a number, in reward odd.py:score")
 
 
 @pytest.mark.parametrize(
@@ -167,6 +174,8 @@ def test_text_and_none_are_refused_by_name(given: str, tmp_path: Path) -> None:
         ({"name": "there_is_none.py:score"}, "no such file"),
         (mine("lvl"), "did you mean level"),
         (mine("trl"), r"takes \(prompts, completions\); a reward takes \(prompt, response\)"),
+        (mine("named"), r"takes \(\*, prompt, response=None\); a reward takes \(prompt, response\)"),
+        (mine("stream"), "is a generator, because it has a yield"),
         (mine("Mute"), "objects cannot be called"),
         (mine("Greedy"), r"takes \(prompt, response, answer\)"),
         (mine("answers"), "needs answer; set it in its entry"),

@@ -414,3 +414,26 @@ def test_a_request_is_told_when_its_turn_comes_and_when_it_waits_again(
 
     run_virtual(fails)
     assert [(name, on) for name, on, _ in turns if name == "bad"] == [("bad", True), ("bad", False), ("bad", True)]
+
+
+def test_a_generator_asleep_begins_no_batch_takes_weights_and_goes_on(running: Any, llama: Any) -> None:
+    plain = answers(running, llama, [request((5, 6), range(3))])
+    state = {name: value.clone() for name, value in llama.state_dict().items()}
+    found: list[list[Completion]] = []
+
+    async def main() -> None:
+        async with running(llama) as generator, anyio.create_task_group() as tasks:
+            await generator.sleep("keep")
+
+            async def ask() -> None:
+                found.append(list(await generator.generate(request((5, 6), range(3)))))
+
+            tasks.start_soon(ask)
+            await generator.update_weights(3, state)
+            await anyio.sleep(10.0)
+            assert not found
+            await generator.wake()
+
+    run_virtual(main)
+    assert [[c.token_ids for c in group] for group in found] == [[c.token_ids for c in group] for group in plain]
+    assert {c.spans[0][0] for c in found[0]} == {3}

@@ -138,6 +138,27 @@ def test_an_engine_gets_a_weight_that_was_sent_once_under_all_its_names() -> Non
 
 
 @pytest.mark.parametrize("on_update", EVERY_WAY)
+def test_a_collector_tells_its_state_while_an_update_holds_the_engine(on_update: OnUpdate) -> None:
+    """CASE-B6: whoever asks before the engine is let go, as on the last step, is answered at once."""
+
+    async def work(desk: Desk) -> None:
+        await desk.grant(0, 1)
+        await anyio.sleep(4.5)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(desk.collector.update_weights, 1, Offer(STATE))
+            # While weights are staged, while the engine comes to its halt, and while they are swapped.
+            for second in (10, 30, 60, 90, 119):
+                await anyio.sleep(4.5 + second - virtual_clock())
+                with anyio.fail_after(1.0):
+                    status = await desk.collector.status()
+                assert status["version"] == 0
+        assert (await desk.collector.status())["version"] == 1
+        assert len(await desk.whole(2)) == 2
+
+    at_desk(work, scripted(stage_s=60.0, swap_s=60.0), on_update=on_update)
+
+
+@pytest.mark.parametrize("on_update", EVERY_WAY)
 def test_an_update_ends_while_the_store_is_full_and_64_requests_are_out(on_update: OnUpdate) -> None:
     """CASE-B15: nothing that the update waits for waits for the store, or for a request to end."""
 

@@ -84,12 +84,86 @@ def test_a_temperature_that_divides_by_next_to_nothing_is_refused() -> None:
         load("default", [Override("rollout.temperature", 1e-300, "--set")])
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"collector.count": 3}, "cluster.max_collectors is 2 and collector.count 3; it must be 3 at least, or null"),
+        ({"rollout.max_staleness": 0}, "cluster.max_collectors is 2 and rollout.max_staleness 0"),
+        ({"collector.engine": "http", "collector.servers": ["http://127.0.0.1:1"]}, "collector.engine http"),
+    ],
+)
+def test_collectors_that_cannot_come_and_go_are_refused(options: dict[str, object], says: str) -> None:
+    given = {"cluster.max_collectors": 2, "rollout.max_staleness": 2, **options}
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        load("default", [Override(path, value, "test") for path, value in given.items()])
+
+
 def test_a_head_of_odd_width_is_refused() -> None:
     """FOUND-I8: rotary positions turn pairs."""
     with pytest.raises(ConfigError, match=r"model\.heads is 3 and model\.hidden_size 63; a head has 21 dimensions"):
         load("default", [Override("model.heads", 3, "--set"), Override("model.hidden_size", 63, "--set")])
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"trainer.sharding": "hybrid"}, r"sharding is hybrid and trainer\.shard_ranks None; hybrid needs a number"),
+        (
+            {"trainer.sharding": "full", "trainer.shard_ranks": 2},
+            r"is full and trainer\.shard_ranks 2; .* be null",
+        ),
+        ({"trainer.shard_ranks": 2}, r"is none and trainer\.shard_ranks 2"),
+        ({"trainer.sharding": "hybrid", "trainer.shard_ranks": 3}, r"shard_ranks is 3 and trainer\.ranks 4; .* divide"),
+        ({"trainer.sharding": "hybrid", "trainer.shard_ranks": 1}, r"shard_ranks is 1 and .* at least 2"),
+        ({"trainer.sharding": "hybrid", "trainer.shard_ranks": 4}, r"shard_ranks is 4 and .* sharding is full"),
+        ({"trainer.sharding": "full", "trainer.ranks": 1}, r"is full and trainer\.ranks 1; one rank has nobody"),
+        ({"trainer.sharding": "full", "run.runtime": "local"}, r"is full and run\.runtime local, in which all ranks"),
+        (
+            {"trainer.sharding": "full", "lora.rank": 4},
+            r"is full and lora\.rank 4; .* sharding must be none",
+        ),
+    ],
+)
+def test_shardings_that_cannot_be_are_refused(values: dict[str, object], message: str) -> None:
+    given = {"trainer.ranks": 4, **values}
+    with pytest.raises(ConfigError, match=message):
+        load("default", [Override(path, value, "test") for path, value in given.items()])
+
+
+@pytest.mark.parametrize(
+    ("values", "ranks"),
+    [
+        ({}, 1),
+        ({"trainer.sharding": "full"}, 4),
+        ({"trainer.sharding": "hybrid", "trainer.shard_ranks": 2}, 2),
+    ],
+)
+def test_a_sharding_says_how_many_ranks_keep_a_model(values: dict[str, object], ranks: int) -> None:
+    given = {"trainer.ranks": 4, **values}
+    trainer = load("default", [Override(path, value, "test") for path, value in given.items()]).config.trainer
+    assert (trainer.model_ranks, trainer.is_sharded) == (ranks, ranks > 1)
+
+
 def test_saves_without_a_model_to_save_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"run\.save_every is 2 and run\.save_model false"):
         load(overrides=[Override("run.save_every", 2, "test"), Override("run.save_model", False, "test")])
+
+
+def test_a_tilde_is_the_home_folder_which_no_shell_has_put_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    paths = ("data.path", "evaluation.path", "model.path", "run.directory")
+    config = load("default", [Override(path, "~/one", "--set") for path in paths]).config
+    given = (config.data.path, config.evaluation.path, config.model.path, config.run.directory)
+    assert given == ("/home/ada/one",) * 4
+    several = load("default", [Override("data.sets", ["~/one.jsonl", {"path": "two~"}], "--set")]).config.data.sets
+    assert [entry.path for entry in several] == ["/home/ada/one.jsonl", "two~"]
+
+
+@pytest.mark.parametrize("value", ["q_proj", [], [1], None])
+def test_layers_of_an_adapter_are_a_list_or_auto(value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("default", [Override("lora.rank", 4, "--set"), Override("lora.target_modules", value, "--set it")])
+    assert str(caught.value) == (
+        f"--set it (lora.target_modules) is {value!r}; it must be auto, or a list of ends of layers' names, such as "
+        "[q_proj, v_proj]"
+    )

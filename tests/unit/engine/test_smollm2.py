@@ -1,6 +1,9 @@
 """The model that has a name: where it is looked for, what is missing, and that its folder is whole or not there."""
 
+import fcntl
+import os
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -73,6 +76,28 @@ def test_where_another_process_was_quicker_its_folder_stays(cache: Path, package
 
     assert with_model(named(), print, convert=overtaken).config.model.path == str(cache)
     assert (cache / "config.json").read_text(encoding="utf-8") == "the first one"
+
+
+def test_what_a_killed_conversion_left_is_removed_and_what_another_process_writes_is_not(
+    cache: Path, packages: Path
+) -> None:
+    left, written, new = (cache.parent / f".{cache.name}-{name}" for name in ("left", "written", "new"))
+    for folder in (left, written, new):
+        fake(packages, _made(folder) / cache.name)
+    for folder in (left, written):
+        os.utime(folder, (time.time() - 3600,) * 2)
+    held = os.open(written, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with_model(named(), print, convert=fake)
+    finally:
+        os.close(held)
+    assert sorted(cache.parent.iterdir()) == sorted([cache, written, new])
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(

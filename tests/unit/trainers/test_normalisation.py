@@ -10,7 +10,8 @@ import torch
 from asyncrl.configs import load
 from asyncrl.engine.model.causal_lm import build_model
 from asyncrl.trainers.backends.base import Rows
-from asyncrl.trainers.backends.torch_backend import TorchBackend, TorchSettings
+from asyncrl.trainers.backends.torch_backend import TorchBackend
+from asyncrl.trainers.backends.torch_settings import TorchSettings
 from asyncrl.trainers.loss.normalisation import Normalisation, token_scales
 from asyncrl.trainers.loss.objective import Clip
 

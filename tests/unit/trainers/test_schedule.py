@@ -41,6 +41,8 @@ def test_it_ends_with_the_run_if_nothing_else_is_said() -> None:
 class Rates:
     """A backend that keeps the learning rates of its updates."""
 
+    sums_gradients = False
+
     def __init__(self) -> None:
         self.seen: list[float] = []
 

@@ -28,7 +28,8 @@ from asyncrl.engine.records.keys import sample_keys
 from asyncrl.engine.records.work import ForwardWork, RankResult, SampleWork, TrainWork
 from asyncrl.engine.testing.simulation import simulated_config
 from asyncrl.engine.weights.base import InProcess
-from asyncrl.trainers.backends.torch_backend import TorchBackend, TorchSettings
+from asyncrl.trainers.backends.torch_backend import TorchBackend
+from asyncrl.trainers.backends.torch_settings import TorchSettings
 from asyncrl.trainers.fan_out import plan_batch
 from asyncrl.trainers.loss.objective import MAX_LOG_RATIO, Clip
 from asyncrl.trainers.rank import RankSettings, TrainerRank
@@ -290,7 +291,7 @@ def train_batch(
         for rank in range(options.ranks):
             backend = (make or backend_of)(
                 models[rank],
-                packed=options.packed,
+                packed=options.packs,
                 importance_cap=options.importance_cap,
                 reference_kl=options.reference_kl,
                 align=options.align,

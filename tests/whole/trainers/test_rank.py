@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from asyncrl.configs import load_config
 from asyncrl.engine.aio.blocking import in_place
 from asyncrl.engine.aio.virtual_time import run_virtual
+from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.errors import Overdue
 from asyncrl.engine.model.causal_lm import build_model
 from asyncrl.engine.records import MicroBatch, Plan
@@ -259,7 +260,7 @@ def test_what_is_offered_lets_go_of_what_was_offered_before(
         rank = TrainerRank(
             RankSettings(0, 1, "train", learning_rate=1.0),
             backend=make_backend(causal_mean),
-            plane=None,  # type: ignore[arg-type]
+            plane=LocalPlane(),
             reducer=Alone(),
             transport=SharedFile(tmp_path),
             blocking=in_place,
@@ -294,7 +295,7 @@ def warm(model: Any, make_backend: Any, *, ranks: int, batch: int, steps: int = 
             member = TrainerRank(
                 RankSettings(rank, ranks, "train", learning_rate=1.0),
                 backend=backends[rank],
-                plane=None,  # type: ignore[arg-type]
+                plane=LocalPlane(),
                 reducer=Alone() if ranks == 1 else meeting.member(rank),
                 transport=InProcess(),
                 blocking=in_place,

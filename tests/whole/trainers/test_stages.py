@@ -11,7 +11,8 @@ import torch
 
 from asyncrl.engine.records.columns import REFERENCE_LOGPROBS, TRAINER_LOGPROBS
 from asyncrl.trainers.backends.base import Rows, StepSums
-from asyncrl.trainers.backends.torch_backend import TorchBackend, TorchSettings
+from asyncrl.trainers.backends.torch_backend import TorchBackend
+from asyncrl.trainers.backends.torch_settings import TorchSettings
 from asyncrl.trainers.loss.objective import Clip
 
 CLIP = Clip(low=0.2, high=0.3, dual=3.0)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from asyncrl.engine.aio.blocking import in_place
+from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.weights.base import InProcess, WeightTransport
 from asyncrl.engine.weights.delta import Delta
 from asyncrl.engine.weights.digest import digest
@@ -55,7 +56,7 @@ def test_a_tied_head_is_sent_once_and_has_both_names_where_it_arrives(
         rank = TrainerRank(
             RankSettings(0, 1, "train", learning_rate=0.1),
             backend=backend,
-            plane=None,  # type: ignore[arg-type]
+            plane=LocalPlane(),
             reducer=Alone(),
             transport=build(),
             blocking=in_place,

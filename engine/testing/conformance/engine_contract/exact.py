@@ -60,9 +60,29 @@ async def a_batch_names_the_member_that_cannot_be_served(trial: Trial) -> None:
     assert await engine.generate_batch([]) == []
 
 
+async def a_batch_ends_before_a_sleep(trial: Trial) -> None:
+    engine: GroupEngine = trial.engine  # type: ignore[assignment]
+    requests = [trial.long_request() for _ in range(3)]
+    alone = await engine.generate_batch(requests)
+    results: list[Result] = []
+
+    async def decode() -> None:
+        results.extend(await engine.generate_batch(requests))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(decode)
+        await trial.until(lambda stats: bool(stats.running))
+        await engine.sleep("recompute")
+        stats = await engine.stats()
+        assert (stats.running, stats.waiting) == (0, 0)
+        await engine.wake()
+    assert results == alone
+
+
 EXACT = (
     a_batch_repeats_to_the_bit_beside_other_requests,
     a_batch_has_no_update_within_it,
     an_update_waits_for_a_batch_that_is_paused,
     a_batch_names_the_member_that_cannot_be_served,
+    a_batch_ends_before_a_sleep,
 )

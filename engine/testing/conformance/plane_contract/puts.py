@@ -12,6 +12,7 @@ import torch
 from asyncrl.engine.data_plane.base import Column, DataPlane
 from asyncrl.engine.errors import ClaimLost, DataPlaneError, MissingRows, StoreFull, TagError
 from asyncrl.engine.records import GroupMeta
+from asyncrl.engine.records.group import STORED_AT
 from asyncrl.engine.testing.conformance.plane_contract.groups import (
     FULL_AT_ROWS,
     TOKENS,
@@ -31,9 +32,12 @@ async def what_is_put_is_claimed_and_read_as_it_was(plane: DataPlane) -> None:
     await plane.register(contract_partition("round_trip", columns=(TOKENS, "notes"), objects=["notes"]))
     group = contract_group(7, version=3, reward=[0.5, math.inf], status=["finished", "failed"], dataset="d", none=None)
     columns: dict[str, list[Any]] = {**contract_columns(group), "notes": ["a", {"x": [1, None]}]}
-    await plane.put("round_trip", group, columns)
+    stored = await plane.put("round_trip", group, columns)
+    # On several nodes it says where it is.
+    assert stored.keys == group.keys
+    assert {name: value for name, value in stored.tags.items() if name != STORED_AT} == group.tags
     (claimed,) = (await claim_groups(plane, "round_trip", columns=(TOKENS, "notes"))).groups
-    assert claimed == group
+    assert claimed == stored
     values = await plane.read("round_trip", tuple(reversed(group.keys)), ("notes", TOKENS))
     assert values["notes"] == ["a", {"x": [1, None]}][::-1]
     assert [v.tolist() for v in values[TOKENS]] == [[7, 1, 0], [7, 0]]

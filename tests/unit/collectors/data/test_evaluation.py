@@ -64,6 +64,15 @@ def test_lengths_and_bad_records_are_as_in_training(write: Write) -> None:
         evaluated({**values, "data.min_prompt_tokens": 30, "data.max_prompt_tokens": 40})
 
 
+def test_a_holdout_that_holds_out_nothing_is_refused(write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"of 3 records none is both among those held out \(data.holdout 1e-06\)"):
+        evaluated({"data.path": write("train", records(0, 3)), "data.holdout": 1e-6})
+
+
+def test_a_set_may_be_a_path_alone(write: Write) -> None:
+    assert len(evaluated({"evaluation.sets": [write("one", records(0, 2)), write("two", records(2, 2))]})) == 4
+
+
 def test_two_records_with_one_id_are_refused(write: Write) -> None:
     path = write("test", [{"prompt": "1>", "answer": 1, "key": 5}, {"prompt": "2>", "answer": 2, "key": 5}])
     with pytest.raises(ConfigError, match="two records have the id 5"):

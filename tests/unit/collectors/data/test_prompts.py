@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,18 @@ def test_a_bad_record_is_named_before_the_start_or_left_out_and_counted(data: Gi
         assert prompts.skipped == {"bad_record": 2}
 
 
+def test_where_every_record_is_bad_nobody_is_told_to_skip_them(data: Given) -> None:
+    with pytest.raises(ConfigError, match=r"no field 'prompt' .* \(and 1 more of the 2 looked at\)$"):
+        data([{"question": "1>", "answer": 1}] * 2)
+    with pytest.raises(ConfigError, match=r"of the built-in small model \(.*\); with other texts name a checkpoint"):
+        data([{"prompt": "What is 1 + 1?", "answer": 2}])
+
+
+def test_a_holdout_that_leaves_nothing_to_train_on_is_refused(data: Given) -> None:
+    with pytest.raises(ConfigError, match=r"data.holdout is 0.9999, which holds out all 10 records, and none is left"):
+        data(holdout=0.9999)
+
+
 def test_two_records_with_one_id_are_both_named(data: Given) -> None:
     with pytest.raises(
         ConfigError, match=r"a\.jsonl, line 1 and .*b\.jsonl, line 2 both have the id 3 \(data\.id_column\)"
@@ -131,7 +144,9 @@ def test_records_that_are_held_out_are_the_same_in_every_run_and_never_drawn(dat
 
 
 def test_a_stream_without_a_prompt_ends_instead_of_searching_for_ever(data: Given) -> None:
-    prompts = stream(data([{"prompt": "1>", "answer": 1}], holdout=0.999))
+    prompts = stream(data([{"prompt": "1>", "answer": 1}]))
+    # As of a set that is too large to be looked at whole.
+    prompts.limits = replace(prompts.limits, holdout=0.999)
     with pytest.raises(DataError, match=r"no prompt came of 2 records in a row; left out so far: {'held_out': 2}"):
         next(prompts)
 

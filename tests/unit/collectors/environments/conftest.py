@@ -11,11 +11,11 @@ import torch
 
 from asyncrl.collectors.collector import Collector, CollectorSettings
 from asyncrl.collectors.engines.base import Request, Result, Sampling
-from asyncrl.collectors.environments.agents.agent import Agent
 from asyncrl.collectors.environments.agents.chat import Drawn
 from asyncrl.collectors.environments.agents.history import Rendering
 from asyncrl.collectors.environments.agents.play import AgentPlay
 from asyncrl.collectors.environments.agents.proxy import Proxy
+from asyncrl.collectors.environments.agents.solver import Solver
 from asyncrl.collectors.environments.base import Environment
 from asyncrl.collectors.environments.between import Between
 from asyncrl.collectors.environments.conversation import Conversation, Limits
@@ -137,7 +137,7 @@ def at_table(
     """
     tokenizer = tokenizer or CharTokenizer()
     asked: list[Request] = []
-    agent = isinstance(environment, Agent)
+    agent = isinstance(environment, Solver)
 
     def make(request: Request, index: int, version: int) -> int:
         if not index:
@@ -152,10 +152,10 @@ def at_table(
         limits = Limits(max_turns, max_tokens, max_turn_tokens, step_timeout_s, 5.0, on_tool_error)
         chat, taken = tokenizer.has_chat_template, frozenset(taggers or {})
         turns = EngineGenerator(engine, sampling, groups=None if batches is None else engine, exact=batches is not None)
-        if isinstance(environment, Agent):
+        if isinstance(environment, Solver):
             rendering, proxy = Rendering(tokenizer, [tokenizer.eos_id], chat=chat), Proxy(Drawn(1.0, ("7",)))
             play = AgentPlay(environment, limits, rendering=rendering, proxy=proxy, temperature=1.0, taken=taken)
-            generator = EnvironmentGenerator(turns, play, beside=proxy.run)
+            generator = EnvironmentGenerator(turns, play, beside=play.run)
         else:
             between = Between(tokenizer, [tokenizer.eos_id], chat=chat, tools=schemas(environment.tools))
             conversation = Conversation(environment, "mine", limits, between=between, tokenizer=tokenizer, taken=taken)
@@ -191,4 +191,9 @@ def state() -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def chat_ml() -> ChatML:
+    return ChatML()
+
+
+@pytest.fixture(scope="module")
+def chat_ml_once() -> ChatML:
     return ChatML()

@@ -128,14 +128,15 @@ BODIES: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 0.7}, "temperature is 0.7, and that of the run 1.0 (rollout.temperature"),
     ({"top_p": 0.9}, "rollout.top_p"),
     ({"n": 2}, "n is 2 and must be 1"),
-    ({"stream": True}, "stream is True and must be False"),
+    ({"stream": "yes"}, "stream is 'yes'"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "include_usage must be true or false"),
     ({"stop": ["7", "8"]}, "rollout.stop_strings ['7']"),
     ({"seed": 1}, "seed is not supported"),
     ({"max_tokens": 0}, "max_tokens is 0"),
     ({"tools": [TOOL]}, "tools need a chat template"),
     ({"tool_choice": "required"}, "tool_choice is 'required'"),
     ({"messages": []}, "at least one message"),
-    ({"messages": [user("?")]}, "characters ['?'] are not in the character tokenizer"),
+    ({"messages": [user("?")]}, "characters ['?'] are not among those of the built-in small model"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text alone"),
 ]
 
@@ -280,7 +281,7 @@ def too_few(prompt: Prompt) -> float:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({}, "do not fit agent"),
+        ({}, "environment.options of agent needs function"),
         ({"function": f"{__name__}:nothing"}, "environment.options.function .* has no nothing"),
         ({"function": f"{__name__}:SECRET"}, "cannot be called"),
         ({"function": f"{__name__}:too_few"}, r"cannot be called with \(prompt, base_url, api_key\)"),

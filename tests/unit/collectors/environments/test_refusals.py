@@ -59,7 +59,10 @@ def refusal(**values: Any) -> str:
         (f"{__name__}:Blocks", {}, r"step must be async \(async def step\)"),
         (f"{__name__}:NoStep", {}, "has no step, which says what a turn leads to"),
         ("guess", {"numbers": 1}, "environment.options {'numbers': 1} do not fit guess: numbers is 1"),
-        ("guess", {"tries": 1}, "environment.options {'tries': 1} do not fit guess"),
+        ("guess", {"tries": 1}, "environment.options of guess has no parameter 'tries'; it has numbers, games, seed"),
+        ("guess", {"number": 1}, r"no parameter 'number'; did you mean numbers\?"),
+        ("guess", {"numbers": "1"}, "environment.options of guess: numbers is '1'; it must be int"),
+        ("agent", {}, r"environment.options of agent needs function \(docs/environments.md\)"),
     ],
 )
 def test_a_name_or_options_that_do_not_fit_are_refused(name: str, options: dict[str, Any], why: str) -> None:
@@ -84,7 +87,7 @@ def test_tools_that_cannot_be_called_are_refused(monkeypatch: Any, tools: Any, w
 
 def test_tools_without_a_chat_template_are_refused() -> None:
     why = refusal(environment__name="calculator")
-    assert why == "an environment's tools need a chat template, and the tokenizer has no chat template"
+    assert why.startswith("an environment's tools need a chat template, and the built-in small model has none; name a ")
 
 
 def test_a_template_without_tools_and_a_tokenizer_without_their_marks_are_refused(chat_ml: Any) -> None:

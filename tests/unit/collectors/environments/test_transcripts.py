@@ -12,6 +12,7 @@ from asyncrl.collectors.engines.base import Request, Result
 from asyncrl.collectors.environments.base import Environment, Step, Turn
 from asyncrl.collectors.environments.builtin.calculator import Calculator, calculate
 from asyncrl.collectors.environments.builtin.guess import Guess
+from asyncrl.collectors.environments.builtin.reasoning_gym import SecondChance
 from asyncrl.collectors.environments.conversation import turn_seed
 from asyncrl.collectors.environments.tools import Call, Tool, read_calls
 from asyncrl.collectors.environments.transcript import HistoryMismatch, Transcript
@@ -81,6 +82,23 @@ def test_a_group_of_guesses_reaches_the_trainer_token_by_token(table: Any) -> No
     selection, flags = trained(group, columns)
     assert [sample.response_tokens for sample in selection.samples.values()] == [4, 6, 2]
     assert flags == [1, 1, 0, 0, 1, 1, *(1, 1, 0, 0, 1, 1, 0, 0, 1, 1), 1, 1]
+
+
+def test_a_second_chance_reaches_the_trainer_token_by_token(table: Any, chat_ml: Any) -> None:
+    """The answer is 42. The model says 41, hears that it is wrong, and says 42: half of the reward."""
+
+    def say(request: Request) -> Sequence[int]:
+        return [*chat_ml.encode("42" if "Wrong" in chat_ml.decode(list(request.prompt_ids)) else "41"), 2]
+
+    environment = SecondChance({"any": None}, reply="Wrong.")
+    group, columns = table(environment, say, lambda at: at.group(Prompt("any:0", "Q", "42", "any")), tokenizer=chat_ml)
+    wrong = [1, *(10 + ord(c) for c in "user\nWrong."), 2, 20, 1, *(10 + ord(c) for c in "assistant\n")]
+    assert ids(columns[TOKENS][0]) == [10 + ord("Q"), 62, 59, 2, 20, *wrong, 62, 60, 2]
+    n = 3 + 1 + len(wrong)
+    assert group.tags["generated"] == [f"0:3,{n}:{n + 3}"]
+    assert group.rewards == (0.5,)
+    p = pytest.approx(-0.1)
+    assert columns[LOGPROBS][0].tolist() == [p] * 3 + [0.0] * (1 + len(wrong)) + [p] * 3
 
 
 def test_replies_have_the_version_of_the_turn_before_and_are_withheld_with_it(table: Any, state: Any) -> None:

@@ -9,8 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from asyncrl.engine.data_plane.book import Book
+from asyncrl.engine.data_plane.book import Book, PartitionBook
 from asyncrl.engine.data_plane.rows import group_row_tags
+from asyncrl.engine.data_plane.watched import WatchedDict
 from asyncrl.engine.errors import ClaimLost
 from asyncrl.engine.records.keys import row_of, sample_keys
 
@@ -23,31 +24,29 @@ class Desk:
     """A book over rows that a test lays out, and its clock."""
 
     now: float = 0.0
-    rows: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    rows: WatchedDict[str, Mapping[str, Any]] = field(default_factory=WatchedDict)
 
     def __post_init__(self) -> None:
-        self.book = Book(lambda: self.now, LEASE_S)
-        self.book.register("p", SPEC)
+        self._book = Book(lambda: self.now, LEASE_S)
+        self._book.register("p", SPEC)
+
+    @property
+    def book(self) -> PartitionBook:
+        return self._book.of("p", self.rows)
 
     def put(self, number: int, version: int = 0) -> str:
         keys = sample_keys(version, number, 2)
         self.rows[row_of(keys[0])] = group_row_tags(keys, ("x",), {"version": version, "group": number})
         return row_of(keys[0])
 
-    def claim(self, max_groups: int, claim_id: str, owner: str = "o", consumer: str = "a") -> dict[str, int]:
-        reply = self.book.claim(
-            self.rows,
-            partition="p",
-            consumer=consumer,
-            columns=("x",),
-            max_groups=max_groups,
-            owner=owner,
-            claim_id=claim_id,
-        )
+    def claim(
+        self, max_groups: int, claim_id: str, owner: str = "o", consumer: str = "a", later: tuple[str, ...] = ()
+    ) -> dict[str, int]:
+        reply = self.book.claim(consumer, ("x", *later), max_groups, owner, claim_id)
         return dict.fromkeys(reply["rows"], reply["fence"])
 
     def leased(self, fences: Mapping[str, int], consumer: str = "a") -> list[str]:
-        return self.book.leased(self.rows, "p", consumer, fences)
+        return self.book.leased(consumer, fences)
 
 
 def test_a_lease_expires_only_after_its_time_and_a_renewal_pushes_it_out() -> None:
@@ -56,7 +55,7 @@ def test_a_lease_expires_only_after_its_time_and_a_renewal_pushes_it_out() -> No
     fences = desk.claim(1, "first")
     desk.now = LEASE_S
     assert desk.leased(fences) == [row]
-    desk.book.renew(desk.rows, "p", "a", fences)
+    desk.book.renew("a", fences)
     desk.now = 2 * LEASE_S
     assert desk.claim(1, "second", owner="heir") == {}
     desk.now += 0.1
@@ -64,7 +63,7 @@ def test_a_lease_expires_only_after_its_time_and_a_renewal_pushes_it_out() -> No
     assert list(taken) == [row]
     assert desk.leased(fences) == []
     with pytest.raises(ClaimLost, match=row):
-        desk.book.renew(desk.rows, "p", "a", fences)
+        desk.book.renew("a", fences)
     assert desk.leased(taken) == [row]
 
 
@@ -76,14 +75,14 @@ def test_an_expired_claim_stands_until_another_owner_takes_its_group() -> None:
     desk.now = LEASE_S + 0.1
     assert desk.claim(2, "second") == {}
     assert desk.leased(fences) == rows
-    assert desk.book.consumption(desk.rows, "p", "a") == {"ready": 2, "claimed": 0, "passed_over": 0}
-    desk.book.renew(desk.rows, "p", "a", fences)
+    assert desk.book.consumption("a") == {"ready": 2, "claimed": 0, "passed_over": 0}
+    desk.book.renew("a", fences)
     assert desk.claim(2, "third", owner="heir") == {}
     desk.now *= 3
-    assert list(desk.book.clear(desk.rows, "p", sample_keys(0, 0, 2), "a", {rows[0]: fences[rows[0]]})) == [rows[0]]
+    assert list(desk.book.clear(sample_keys(0, 0, 2), "a", {rows[0]: fences[rows[0]]})) == [rows[0]]
     assert list(desk.claim(2, "fourth", owner="heir")) == [rows[1]]
     with pytest.raises(ClaimLost, match=rows[1]):
-        desk.book.clear(desk.rows, "p", sample_keys(0, 1, 2), "a", fences)
+        desk.book.clear(sample_keys(0, 1, 2), "a", fences)
 
 
 def test_a_row_that_the_store_lost_is_not_held() -> None:
@@ -92,7 +91,38 @@ def test_a_row_that_the_store_lost_is_not_held() -> None:
     fences = desk.claim(1, "first")
     del desk.rows[row]
     assert desk.leased(fences) == []
-    assert desk.book.consumption(desk.rows, "p", "a") == {"ready": 0, "claimed": 0, "passed_over": 0}
+    assert desk.book.consumption("a") == {"ready": 0, "claimed": 0, "passed_over": 0}
+
+
+def test_a_row_that_is_there_again_between_two_looks_is_not_held() -> None:
+    """Another put made it: whoever held the first one holds nothing, and the second one can be claimed."""
+    desk = Desk()
+    row = desk.put(0)
+    fences = desk.claim(1, "first")
+    del desk.rows[row]
+    assert desk.put(0) == row
+    assert desk.leased(fences) == []
+    assert list(desk.claim(1, "second", owner="heir")) == [row]
+
+
+def test_a_row_goes_with_its_last_key_whenever_its_first_was_cleared() -> None:
+    desk = Desk()
+    row = desk.put(0)
+    first, last = sample_keys(0, 0, 2)
+    assert desk.book.clear([first]) == {}
+    assert desk.book.keys() == [last]
+    assert list(desk.book.clear([last])) == [row]
+    assert desk.book.keys() == []
+
+
+def test_what_was_cleared_of_a_row_is_not_of_the_next_put_of_its_name() -> None:
+    desk = Desk()
+    row, keys = desk.put(0), sample_keys(0, 0, 2)
+    assert desk.book.clear(keys[:1]) == {}
+    del desk.rows[row]
+    assert desk.put(0) == row
+    assert desk.book.keys() == list(keys)
+    assert list(desk.claim(1, "first")) == [row]
 
 
 def test_the_memory_of_claim_ids_and_cleared_rows_is_bounded() -> None:
@@ -100,14 +130,14 @@ def test_the_memory_of_claim_ids_and_cleared_rows_is_bounded() -> None:
     for number in range(5000):
         row = desk.put(number)
         fences = desk.claim(1, str(number))
-        assert list(desk.book.clear(desk.rows, "p", sample_keys(0, number, 2), "a", fences)) == [row]
+        assert list(desk.book.clear(sample_keys(0, number, 2), "a", fences)) == [row]
         del desk.rows[row]
     assert len(desk.book._claims) == 4096
-    assert len(desk.book._cleared["p"]) <= 1
-    desk.book.reap(desk.rows, "p", [f"dead{number}" for number in range(5000)])
+    assert len(desk.book._cleared) <= 1
+    desk.book.reap([f"dead{number}" for number in range(5000)])
     assert len(desk.book._dead) == 4096
     assert desk.claim(1, "one more") == {}
-    assert desk.book._leases[("p", "a")] == {}
+    assert list(desk.book._leases["a"].items()) == []
 
 
 class Claimers(RuleBasedStateMachine):
@@ -174,7 +204,7 @@ class Claimers(RuleBasedStateMachine):
         if self.holders:
             consumer, row = data.draw(st.sampled_from(sorted(self.holders)))
             fence = self.holders[(consumer, row)][1]
-            self.desk.book.give_back(self.desk.rows, "p", consumer, {row: fence})
+            self.desk.book.give_back(consumer, {row: fence})
             self.end(consumer, row)
 
     @rule(data=st.data())
@@ -183,13 +213,13 @@ class Claimers(RuleBasedStateMachine):
             consumer, row = data.draw(st.sampled_from(sorted(self.holders)))
             owner, fence, _ = self.holders[(consumer, row)]
             if self.live(consumer, row):
-                self.desk.book.renew(self.desk.rows, "p", consumer, {row: fence})
+                self.desk.book.renew(consumer, {row: fence})
                 self.holders[(consumer, row)] = (owner, fence, self.desk.now + LEASE_S)
 
     @rule(owner=st.sampled_from("xyz"))
     def reap(self, owner: str) -> None:
         expected = sorted(row for (c, row), h in self.holders.items() if h[0] == owner and self.live(c, row))
-        assert sorted(self.desk.book.reap(self.desk.rows, "p", [owner])) == expected
+        assert sorted(self.desk.book.reap([owner])) == expected
         for consumer, row in [place for place, holder in self.holders.items() if holder[0] == owner]:
             self.end(consumer, row)
         self.dead.add(owner)
@@ -201,7 +231,7 @@ class Claimers(RuleBasedStateMachine):
             if not self.live(consumer, row):
                 return
             keys = [self.desk.rows[row]["keys"][i] for i in samples]
-            gone = self.desk.book.clear(self.desk.rows, "p", keys, consumer, {row: self.holders[(consumer, row)][1]})
+            gone = self.desk.book.clear(keys, consumer, {row: self.holders[(consumer, row)][1]})
             self.cleared.setdefault(row, set()).update(keys)
             assert list(gone) == ([row] if len(self.cleared[row]) == 2 else [])
             for name in gone:
@@ -214,10 +244,10 @@ class Claimers(RuleBasedStateMachine):
             consumer, row, fence = data.draw(st.sampled_from(places))
             left = [key for key in self.desk.rows[row]["keys"] if key not in self.cleared.get(row, ())]
             with pytest.raises(ClaimLost):
-                self.desk.book.clear(self.desk.rows, "p", left, consumer, {row: fence})
+                self.desk.book.clear(left, consumer, {row: fence})
             with pytest.raises(ClaimLost):
-                self.desk.book.renew(self.desk.rows, "p", consumer, {row: fence})
-            self.desk.book.give_back(self.desk.rows, "p", consumer, {row: fence})
+                self.desk.book.renew(consumer, {row: fence})
+            self.desk.book.give_back(consumer, {row: fence})
 
     @invariant()
     def each_row_is_held_by_its_one_holder_and_keys_are_what_is_not_cleared(self) -> None:
@@ -226,14 +256,14 @@ class Claimers(RuleBasedStateMachine):
         for consumer, row, fence in self.stale:
             assert self.desk.leased({row: fence}, consumer) == []
         for consumer in "ab":
-            counts = self.desk.book.consumption(self.desk.rows, "p", consumer)
+            counts = self.desk.book.consumption(consumer)
             held = [row for row in self.desk.rows if self.safe(consumer, row)]
             free = [row for row in self.desk.rows if row not in held and not self.cleared.get(row)]
             assert counts == {"ready": len(free), "claimed": len(held), "passed_over": 0}
         expected = {k for row, tags in self.desk.rows.items() for k in tags["keys"]} - set().union(
             *self.cleared.values()
         )
-        assert set(self.desk.book.keys(self.desk.rows, "p")) == expected
+        assert set(self.desk.book.keys()) == expected
 
 
 TestClaimers = Claimers.TestCase

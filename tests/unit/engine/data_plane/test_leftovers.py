@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from asyncrl.engine.data_plane.book import Book
+from asyncrl.engine.data_plane.book import Book, PartitionBook
 from asyncrl.engine.data_plane.rows import column_row_tags, group_row_tags
+from asyncrl.engine.data_plane.watched import WatchedDict
 from asyncrl.engine.errors import MissingRows
 from asyncrl.engine.records.keys import sample_keys
 
@@ -19,9 +20,13 @@ class Store:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.rows: dict[str, Mapping[str, Any]] = {}
-        self.book = Book(lambda: self.now, LEASE_S)
-        self.book.register("p", {"columns": ("x",), "consumers": ("a",), "later": ("adv",)})
+        self.rows: WatchedDict[str, Mapping[str, Any]] = WatchedDict()
+        self._book = Book(lambda: self.now, LEASE_S)
+        self._book.register("p", {"group_size": 2, "columns": ("x",), "consumers": ("a",), "later": ("adv",)})
+
+    @property
+    def book(self) -> PartitionBook:
+        return self._book.of("p", self.rows)
 
     def put(self) -> str:
         """Put the group, and return which put it is."""
@@ -38,7 +43,7 @@ class Store:
         return name
 
     def clear(self) -> list[str]:
-        return sorted(self.book.clear(self.rows, "p", KEYS))
+        return sorted(self.book.clear(KEYS))
 
 
 def test_a_row_is_given_to_one_caller_to_delete_and_to_another_after_a_leases_time() -> None:
@@ -53,7 +58,7 @@ def test_a_row_is_given_to_one_caller_to_delete_and_to_another_after_a_leases_ti
     assert store.clear() == []
     store.rows.clear()
     assert store.clear() == []
-    assert store.book._deleting["p"] == {}
+    assert store.book._deleting == {}
 
 
 def test_a_column_that_comes_after_the_clear_of_its_group_goes_with_the_next_clear() -> None:
@@ -62,7 +67,7 @@ def test_a_column_that_comes_after_the_clear_of_its_group_goes_with_the_next_cle
     store.clear()
     del store.rows["v0_p0"]
     column = store.write(put)
-    assert sorted(store.book.leftovers(store.rows, "p")) == [column]
+    assert sorted(store.book.leftovers()) == [column]
 
 
 def test_a_late_column_of_an_earlier_put_is_none_of_the_group_put_again() -> None:
@@ -71,10 +76,9 @@ def test_a_late_column_of_an_earlier_put_is_none_of_the_group_put_again() -> Non
     again = store.put()
     column = store.write(late)
     with pytest.raises(MissingRows, match="adv"):
-        store.book.locate(store.rows, "p", KEYS, ["adv"])
-    request: dict[str, Any] = {"consumer": "a", "max_groups": 1, "owner": "o", "claim_id": "c"}
-    assert store.book.claim(store.rows, partition="p", columns=["x", "adv"], **request)["rows"] == {}
-    assert sorted(store.book.leftovers(store.rows, "p")) == [column]
+        store.book.locate(KEYS, ["adv"])
+    assert store.book.claim("a", ["x", "adv"], 1, "o", "c")["rows"] == {}
+    assert sorted(store.book.leftovers()) == [column]
     store.write(again)
-    assert set(store.book.locate(store.rows, "p", KEYS, ["adv"])) == {column}
-    assert store.book.leftovers(store.rows, "p") == {}
+    assert set(store.book.locate(KEYS, ["adv"])) == {column}
+    assert store.book.leftovers() == {}

@@ -11,8 +11,9 @@ from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.errors import DataPlaneError
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.log import EventLog
-from asyncrl.engine.loop.groups import Groups, Settlement
+from asyncrl.engine.loop.groups import Groups
 from asyncrl.engine.loop.run_ahead import RunAhead
+from asyncrl.engine.loop.settlement import Settlement
 from asyncrl.engine.records import Grant, GroupMeta, Prompt
 from asyncrl.engine.records.fate import dropped
 from asyncrl.engine.testing.conformance.plane_contract import (

@@ -11,7 +11,7 @@ def judged(total: float, count: int) -> BatchJudged:
     return BatchJudged(batch=0, judged=1, kept=0, attempts=1, reward_sum=total, reward_count=count)
 
 
-def ended(version: int, ages: dict[str, int], *, reward_sum: float = 0.0, wall: float = 0.0) -> StepEnded:
+def ended(version: int, ages: dict[str, int], *, reward_sum: float = 0.0, t: float = 0.0) -> StepEnded:
     return StepEnded(
         step=version,
         version=version,
@@ -21,7 +21,7 @@ def ended(version: int, ages: dict[str, int], *, reward_sum: float = 0.0, wall: 
         tokens=10,
         reward_sum=reward_sum,
         metrics={},
-        wall=wall,
+        t=t,
     )
 
 
@@ -68,10 +68,10 @@ def test_more_batches_than_are_kept_are_refused() -> None:
 def test_steps_add_up_ages_tokens_and_rewards_of_trained_samples() -> None:
     """I1: the histogram counts trained samples."""
     progress = Progress()
-    progress.apply(ended(1, {"0": 3, "2": 1}, reward_sum=2.0, wall=50.0))
-    progress.apply(ended(2, {"2": 4}, reward_sum=4.0, wall=60.0))
+    progress.apply(ended(1, {"0": 3, "2": 1}, reward_sum=2.0, t=50.0))
+    progress.apply(ended(2, {"2": 4}, reward_sum=4.0, t=60.0))
     assert progress.ages == {0: 3, 2: 5}
-    assert (progress.steps, progress.trained_tokens, progress.first_step_wall) == (2, 20, 50.0)
+    assert (progress.steps, progress.trained_tokens, progress.first_step_s) == (2, 20, 50.0)
     assert Means.mean(progress.trained_rewards.last) == 6.0 / 8
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.configs import load_config
 from asyncrl.engine.errors import ConfigError
-from asyncrl.engine.lifecycle.transports import choose_way, weight_directory
+from asyncrl.engine.lifecycle.transports import choose_way, choose_way_on_cluster, weight_directory
 
 ONE = {"trainer.ranks": 1, "collector.count": 1}
 
@@ -67,3 +67,18 @@ def test_what_a_killed_run_left_in_a_folder_goes_with_the_next_start(tmp_path: P
     with weight_directory(config, "folder") as directory:
         assert list(tmp_path.iterdir()) == [directory]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("shared_memory", "several nodes"),
+        ("cuda_ipc", "no part sees another's GPU"),
+        ("nccl", "have no GPU each"),
+    ],
+)
+def test_a_way_that_cannot_cross_nodes_is_refused_on_a_cluster(asked: str, says: str) -> None:
+    config = load_config(overrides={"trainer.weight_transport": asked})
+    with pytest.raises(ConfigError, match=says):
+        choose_way_on_cluster(config, own_gpus=False, one_node=False)
+    assert choose_way_on_cluster(load_config(), own_gpus=False, one_node=False) == "object_store"

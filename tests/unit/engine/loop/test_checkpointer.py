@@ -19,8 +19,9 @@ from asyncrl.engine.errors import NotWritten
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import Checkpointed
 from asyncrl.engine.loop.checkpointer import Checkpointer, CheckpointSettings
-from asyncrl.engine.loop.groups import Groups, Settlement
+from asyncrl.engine.loop.groups import Groups
 from asyncrl.engine.loop.run_ahead import RunAhead
+from asyncrl.engine.loop.settlement import Settlement
 from asyncrl.engine.records import Grant, Prompt
 from asyncrl.engine.records.ending import Ending
 from asyncrl.engine.testing.fakes import fake_group

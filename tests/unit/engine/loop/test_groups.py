@@ -13,8 +13,9 @@ from asyncrl.engine.errors import AsyncRLError
 from asyncrl.engine.events.ledger import Ledger
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import AnyEvent, Settled
-from asyncrl.engine.loop.groups import Groups, Settlement, drop_fates, trained_fates
+from asyncrl.engine.loop.groups import Groups
 from asyncrl.engine.loop.run_ahead import RunAhead
+from asyncrl.engine.loop.settlement import Settlement, drop_fates, trained_fates
 from asyncrl.engine.records import Grant, Prompt
 from asyncrl.engine.records.columns import COLUMNS
 from asyncrl.engine.testing.conformance.plane_contract import contract_columns
@@ -118,6 +119,26 @@ def test_the_end_of_a_run_settles_what_is_in_flight_and_claimed_and_frees_all_of
         assert register.ledger.unsettled == []
         assert register.groups.run_ahead.used == 0
         assert await register.plane.keys("train") == []
+
+    run(body)
+
+
+def test_of_a_dead_collector_what_it_put_whole_stays_and_what_comes_late_is_cleared() -> None:
+    """Group 2 was put, and its notice died with the collector; group 3 comes to the plane after the burial."""
+
+    async def body(register: Register) -> None:
+        groups, plane = register.groups, register.plane
+        groups.release([0])
+        groups.dispatch(Grant(3, Prompt(3, "1"), 2, 0), "collector", served=0)
+        put, late = fake_group(2, [0.0, 1.0]), fake_group(3, [0.0, 1.0])
+        await plane.put("train", put, dict.fromkeys(COLUMNS, contract_columns(put)["tokens"]))
+        assert groups.awaited() == "collector has 2 (for 0 s)"
+        assert await groups.bury("collector", "killed") == [3]
+        assert (groups.buffered, groups.any_in_flight) == (1, False)
+        assert register.ledger.fates == {"failed:collector_died": 2}
+        await plane.put("train", late, dict.fromkeys(COLUMNS, contract_columns(late)["tokens"]))
+        await groups.clear_lost([3])
+        assert sorted(await plane.keys("train")) == sorted(key for meta in (*register.metas, put) for key in meta.keys)
 
     run(body)
 

@@ -11,6 +11,7 @@ from asyncrl.engine.deployment import WeightSource
 from asyncrl.engine.errors import ActorDied, Overdue
 from asyncrl.engine.events.log import EventLog
 from asyncrl.engine.events.types import AnyEvent, Published, PublishFailed, PublishStarted
+from asyncrl.engine.loop.collectors import Collectors
 from asyncrl.engine.loop.publisher import Publisher
 from asyncrl.engine.loop.versions import Versions
 from asyncrl.engine.testing.fakes import HANG_S
@@ -95,8 +96,9 @@ def publishing(
         log = EventLog(clock=virtual_clock, wall=virtual_clock, folds=[events])
         trainer = simulated_config(trainer__publish_tries=3).trainer
         handles: Any = generators
+        collectors = Collectors(handles)
         publisher = Publisher(
-            trainer, handles, source or NoWeights(), versions=versions, events=log, clock=virtual_clock
+            trainer, collectors, source or NoWeights(), versions=versions, events=log, clock=virtual_clock
         )
         await body(publisher, versions)
 
@@ -119,15 +121,77 @@ def test_a_publish_ends_with_its_acknowledgement_and_not_with_the_call() -> None
     publishing(body, Generator())
 
 
-def test_a_dead_generator_is_asked_once() -> None:
+def test_a_dead_generator_is_asked_once_and_not_waited_for_when_it_is_let_go() -> None:
     dead = Generator(dead=True)
 
     async def body(publisher: Publisher, versions: Versions) -> None:
-        with pytest.raises(ActorDied):
+        async def let_go() -> None:
+            await anyio.sleep(5.0)
+            versions.leave("generator")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(let_go)
             await publisher.publish(1, Sent({}))
-        assert dead.asked == 1
+        assert (dead.asked, virtual_clock()) == (1, 5.0)
 
     publishing(body, dead)
+
+
+class Dies(Source):
+    async def offer(self, sent: Sent, receivers: Sequence[str], *, again: bool = False) -> Offer:
+        await super().offer(sent, receivers, again=again)
+        raise ActorDied("rank0 died", actor="rank0")
+
+
+def test_a_rank_that_dies_is_asked_once() -> None:
+    source = Dies()
+
+    async def body(publisher: Publisher, versions: Versions) -> None:
+        with pytest.raises(ActorDied, match="rank0"):
+            await publisher.publish(1, Sent({}))
+
+    publishing(body, Generator(), source=source)
+    assert len(source.offers) == 1
+
+
+class Hangs(Generator):
+    async def update_weights(self, version: int, offer: Offer) -> Loaded | None:
+        await anyio.sleep(HANG_S)
+        return None
+
+
+def test_a_call_to_a_process_that_hangs_ends_when_it_is_let_go() -> None:
+    async def main() -> None:
+        handles: Any = [Hangs("generator")]
+        collectors = Collectors(handles)
+        member = collectors["generator"]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(member.update_weights, 1, Offer({}))
+            await anyio.sleep(5.0)
+            collectors.remove("generator")
+        assert (virtual_clock(), member.is_reachable, list(collectors)) == (5.0, False, [])
+
+    run_virtual(main)
+
+
+def test_who_joins_gets_what_was_published_last_as_a_whole() -> None:
+    """As a new try, so that no transport sends it changes alone."""
+    source = Source()
+
+    async def body(publisher: Publisher, versions: Versions) -> None:
+        versions.leave("generator")
+        await publisher.publish(1, Sent({}))
+        handles: Any = [Generator("another")]
+        member = Collectors(handles).add(handles[0])
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(publisher.catch_up, member)
+            await anyio.sleep(1.0)
+            assert not member.joined
+            versions.acknowledge("another", 1)
+        assert (member.joined, versions.published) == (True, 1)
+        assert source.offers == [(["generator"], False), (["another"], True)]
+
+    publishing(body, Generator(), source=source)
 
 
 def test_weights_that_are_loaded_and_never_acknowledged_are_not_published() -> None:

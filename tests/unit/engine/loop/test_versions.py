@@ -70,6 +70,29 @@ def test_without_generators_everything_is_published() -> None:
     assert advanced(Versions([]), 3).published == 3
 
 
+def test_one_that_died_is_not_waited_for_and_its_successor_joins_with_what_is_published() -> None:
+    versions = advanced(Versions(["a", "b"]), 3)
+    versions.acknowledge("a", 3)
+    versions.leave("b")
+    assert versions.published == 3
+    with pytest.raises(VersionError, match="b joins with version 2, and 3 is published"):
+        versions.acknowledge("b", 2)
+    versions.acknowledge("b", 3)
+    assert (versions.published, versions.served) == (3, {"a": 3, "b": 3})
+
+
+def test_with_all_dead_what_is_published_goes_on_with_the_publishes() -> None:
+    versions = advanced(Versions(["a"]), 2)
+    versions.acknowledge("a", 1)
+    versions.leave("a")
+    assert (versions.published, versions.publish_lag) == (1, 1)
+    versions.published_to_nobody(2)
+    assert versions.published == 2
+    versions.acknowledge("a", 2)
+    versions.published_to_nobody(7)
+    assert versions.published == 2
+
+
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.one_of(st.none(), st.tuples(st.sampled_from("abc"), st.integers(-1, 9))), max_size=40))
 def test_whatever_is_acknowledged_served_versions_rise_and_stay_at_or_below_v(

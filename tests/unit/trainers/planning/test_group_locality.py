@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 
 from asyncrl.trainers.fan_out import plan_batch
 from asyncrl.trainers.planning.group_locality import assign_groups
-from asyncrl.trainers.planning.samples import loads_of
+from asyncrl.trainers.planning.samples import Floats, Ints, Samples, loads_of
+
+
+def assigned(group: Ints, *, sizes: Ints, costs: Floats, ranks: int) -> Ints:
+    keys = np.array([f"v0_p{i}_g0" for i in range(len(sizes))], dtype=object)
+    return assign_groups(Samples(keys, sizes, sizes, costs), group, ranks=ranks)
 
 
 def splits(group: np.ndarray[tuple[int], np.dtype[np.int64]], rank: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
@@ -20,7 +25,7 @@ def splits(group: np.ndarray[tuple[int], np.dtype[np.int64]], rank: np.ndarray[t
 def test_groups_are_cut_as_rarely_as_ranks_meet(lengths: list[int], size: int, ranks: int) -> None:
     sizes = np.array(lengths)
     group = np.arange(len(lengths)) // size
-    rank = assign_groups(group, sizes=sizes, costs=sizes * 1.0, ranks=ranks)
+    rank = assigned(group, sizes=sizes, costs=sizes * 1.0, ranks=ranks)
     assert rank.min() >= 0
     assert rank.max() < ranks
     assert splits(group, rank) <= ranks - 1
@@ -31,7 +36,7 @@ def test_groups_are_cut_as_rarely_as_ranks_meet(lengths: list[int], size: int, r
 def test_cuts_go_through_the_subset_that_is_closest() -> None:
     """One group of 9, 5, 4, 2 on two ranks: 9 + ... of 20 is cut at 10, which no prefix of it is but 5 + 4 is near."""
     costs = np.array([9.0, 5.0, 4.0, 2.0])
-    rank = assign_groups(np.zeros(4, np.int64), sizes=costs.astype(np.int64), costs=costs, ranks=2)
+    rank = assigned(np.zeros(4, np.int64), sizes=costs.astype(np.int64), costs=costs, ranks=2)
     assert sorted(loads_of(rank, costs, count=2).tolist()) == [9, 11]
 
 
@@ -39,7 +44,7 @@ def test_ranks_of_like_cost_hold_like_tokens() -> None:
     """Groups differ in cost per token; groups laid as they come would leave 4% of tokens uneven."""
     sizes = np.random.default_rng(2).lognormal(7, 1, 4096).astype(np.int64).clip(1, 8000)
     group, costs = np.arange(len(sizes)) // 8, sizes * 1.0 + sizes**2 / 4000
-    rank = assign_groups(group, sizes=sizes, costs=costs, ranks=8)
+    rank = assigned(group, sizes=sizes, costs=costs, ranks=8)
     for of in (sizes * 1.0, costs):
         loads = loads_of(rank, of, count=8)
         assert loads.max() <= 1.004 * loads.mean()
@@ -49,8 +54,8 @@ def test_nothing_depends_on_the_numbers_of_groups() -> None:
     rng = np.random.default_rng(3)
     sizes, group = rng.integers(1, 500, 96), np.arange(96) // 6
     renamed, costs = rng.permutation(16)[group], sizes.astype(np.float64)
-    one = assign_groups(group, sizes=sizes, costs=costs, ranks=4)
-    assert assign_groups(renamed, sizes=sizes, costs=costs, ranks=4).tolist() == one.tolist()
+    one = assigned(group, sizes=sizes, costs=costs, ranks=4)
+    assert assigned(renamed, sizes=sizes, costs=costs, ranks=4).tolist() == one.tolist()
 
 
 def test_groups_stay_together_where_one_sample_makes_the_heaviest_rank() -> None:

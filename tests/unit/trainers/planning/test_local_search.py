@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.trainers.planning.local_search import swap_bins, swap_freely, swap_samples, target_load
-from asyncrl.trainers.planning.longest_first import assign, assign_samples
+from asyncrl.trainers.planning.longest_first import assign
 from asyncrl.trainers.planning.samples import Floats, Ints, Layout, Samples, loads_of, stable_order
 
 
@@ -44,7 +44,7 @@ def test_the_one_swap_that_evens_two_ranks_is_found() -> None:
 def test_ranks_of_many_samples_are_even(seed: int) -> None:
     """160 samples on 8 ranks: the heaviest is within a thousandth of the mean."""
     costs = np.random.default_rng(seed).integers(1, 5000, 160).astype(np.float64)
-    rank = swap_freely(assign_samples(costs, count=8), costs, count=8)
+    rank = swap_freely(assign(costs, ranks=8), costs, count=8)
     assert loads_of(rank, costs, count=8).max() <= 1.001 * costs.sum() / 8
 
 

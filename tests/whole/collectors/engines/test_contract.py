@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 import anyio
 import pytest
 
-from asyncrl.engine.testing.conformance.engine_contract import CONTRACT, EXACT, TEACHING, EngineTest, Trial
+from asyncrl.engine.testing.conformance.engine_contract import CONTRACT, EXACT, SLEEP, TEACHING, EngineTest, Trial
 from asyncrl.engine.testing.conformance.engine_trials import FAMILIES, native_trial, scripted_trial
 
 _LIMIT_S = 60.0
@@ -21,16 +21,16 @@ def hold(trial: AbstractAsyncContextManager[Trial], *tests: EngineTest) -> None:
     anyio.run(held)
 
 
-@pytest.mark.parametrize("test", CONTRACT, ids=lambda test: test.__name__)
+@pytest.mark.parametrize("test", [*CONTRACT, *SLEEP], ids=lambda test: test.__name__)
 def test_scripted_engine(test: EngineTest) -> None:
     hold(scripted_trial(), test)
 
 
-@pytest.mark.parametrize("test", [*CONTRACT, *EXACT], ids=lambda test: test.__name__)
+@pytest.mark.parametrize("test", [*CONTRACT, *EXACT, *SLEEP], ids=lambda test: test.__name__)
 def test_native_engine(test: EngineTest) -> None:
     hold(native_trial(), test)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_native_engine_of_each_family(family: str) -> None:
-    hold(native_trial(family), *TEACHING)
+    hold(native_trial(family), *TEACHING, *SLEEP[:1])

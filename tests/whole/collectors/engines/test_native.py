@@ -121,9 +121,9 @@ def test_a_prompt_is_computed_once_per_group(monkeypatch: pytest.MonkeyPatch) ->
     filled: list[int] = []
     fill = Decoder.fill
 
-    def counted(decoder: Decoder, slots: Sequence[int], sequences: Sequence[Sequence[int]]) -> None:
+    def counted(decoder: Decoder, slots: Sequence[int], sequences: Sequence[Sequence[int]], **more: bool) -> None:
         filled.append(len(slots))
-        fill(decoder, slots, sequences)
+        fill(decoder, slots, sequences, **more)
 
     monkeypatch.setattr(Decoder, "fill", counted)
     engine = native_engine(tiny_model("llama", 0))
@@ -313,3 +313,35 @@ def test_settings_that_cannot_work_are_refused() -> None:
         NativeSettings(1, 1, 1)
     with pytest.raises(ConfigError, match="needs 8192 bytes of key-value cache and the budget is 100"):
         Decoder(tiny_model("llama", 0), NativeSettings(4, 32, 100))
+
+
+@pytest.mark.parametrize("cache", ["keep", "recompute"])
+def test_nothing_of_an_engine_asleep_is_on_its_device(cache: Any) -> None:
+    """Weights and cache leave with a response in flight, and come back as much as they were."""
+    engine = native_engine(tiny_model("llama", 0))
+    decoder = engine._decoder
+    whole = decoder.device_bytes
+    stream = Stream(engine, request("long", tokens=40))
+
+    async def ask() -> None:
+        async with serving(engine), anyio.create_task_group() as tasks:
+            tasks.start_soon(stream.result)
+            await stream.until(1)
+            await engine.sleep(cache)
+            assert decoder.device_bytes == 0
+            await engine.wake()
+            assert decoder.device_bytes == whole > 0
+
+    anyio.run(ask)
+    assert len(stream.results[0].token_ids) == 40
+
+
+def test_an_engine_that_has_stopped_neither_sleeps_nor_wakes() -> None:
+    engine = native_engine(tiny_model("llama", 0))
+
+    async def ask() -> None:
+        await engine.close()
+        with pytest.raises(GenerationError, match="sleep: the engine is closed"):
+            await engine.sleep()
+
+    anyio.run(ask)

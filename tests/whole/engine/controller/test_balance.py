@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from asyncrl.engine.events.types import AnyEvent, Dispatched, GroupFailed, Put, Settled
+from asyncrl.engine.events.types import ActorRestarted, AnyEvent, Dispatched, GroupFailed, OwnerDead, Put, Settled
 from asyncrl.engine.loop.balance import TRIED_AGAIN_AFTER, Balance
 from asyncrl.engine.testing.fakes import FakeGenerator
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
@@ -182,6 +182,22 @@ def test_at_staleness_0_a_step_waits_for_the_slowest_as_in_synchronous_training(
     """Invariant 11: which collector decodes a group is part of what must come out the same."""
     outcome = run([1.0, 10.0], staleness=0, steps=3)
     assert Counter(event.collector for event in outcome.of(Dispatched)) == {"collector0": 6, "collector1": 6}
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_one_that_died_gets_nothing_until_its_successor_works_and_then_its_share(exact: bool) -> None:
+    """Neither what it had in flight nor the turns that it missed count."""
+    desk = Desk("a", "b", exact=exact)
+    desk.grant(4)
+    desk.tell(OwnerDead(owner="a", groups=[], replaced=True))
+    assert desk.grant(4) == ["b"] * 4
+    desk.tell(Settled(group=0, fates=["failed:collector_died"] * 2))
+    desk.arrive(2)
+    desk.tell(OwnerDead(owner="b", groups=[], replaced=True))
+    assert not desk.balance.any_left
+    for name in "ab":
+        desk.tell(ActorRestarted(actor=name))
+    assert Counter(desk.grant(4)) == {"a": 2, "b": 2}
 
 
 def test_equal_collectors_share_equally() -> None:

@@ -11,7 +11,8 @@ from asyncrl.engine.errors import ConfigError, Overdue
 from asyncrl.engine.events.types import Judged, StepEnded, StepStarted
 from asyncrl.engine.loop.controller import Controller
 from asyncrl.engine.records.ending import Ending
-from asyncrl.engine.testing.fakes import HANG_S, FakeGenerator, FakeTask, FaultyPlane
+from asyncrl.engine.records.work import RankResult, TrainWork
+from asyncrl.engine.testing.fakes import HANG_S, FakeGenerator, FakeRank, FakeTask, FaultyPlane
 from asyncrl.engine.testing.simulation import Outcome, simulate, simulated_config
 from asyncrl.filters import BaseRolloutFilter, FilterContext, GroupView, Verdict, keep
 
@@ -188,6 +189,19 @@ def test_a_step_that_takes_too_long_ends_the_run() -> None:
     assert "step 1 took longer than 30 s" in outcome.ending.reason
     assert outcome.seconds < 60
     assert clean(outcome)
+
+
+class SecondHangs(FakeRank):
+    async def train(self, work: TrainWork) -> RankResult:
+        await anyio.sleep(HANG_S if self.name == "rank1" else 0.0)
+        return await super().train(work)
+
+
+def test_a_step_that_takes_too_long_names_the_ranks_that_are_late() -> None:
+    outcome = simulate(simulated_config(trainer__ranks=2, trainer__step_timeout_s=30.0), rank=SecondHangs)
+    assert outcome.ending.reason == (
+        "Overdue: step 1 took longer than 30 s (trainer.step_timeout_s); the trainer waits for rank1"
+    )
 
 
 def test_the_step_limit_ends_with_code_0() -> None:

@@ -271,10 +271,9 @@ def test_a_put_that_is_lost_does_not_make_the_run_wait_for_ever() -> None:
     class Loses(PassingPlane):
         puts = 0
 
-        async def put(self, partition: str, group: Any, columns: Any) -> None:
+        async def put(self, partition: str, group: Any, columns: Any) -> Any:
             self.puts += 1
-            if self.puts != 2:
-                await super().put(partition, group, columns)
+            return await super().put(partition, group, columns) if self.puts != 2 else group
 
     config = simulated_config(rollout__max_staleness=0, supervision__starve_timeout_s=50.0)
     outcome = simulate(config, wrap=Loses)

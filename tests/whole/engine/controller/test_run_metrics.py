@@ -26,8 +26,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         ledger=outcome.ledger,
         progress=outcome.progress,
         ending=outcome.ending,
-        started_wall=0.0,
-        ended_wall=outcome.seconds,
+        began_s=0.0,
+        ended_s=outcome.seconds,
         data_plane_keys_left=len(outcome.keys_left),
         bias_warning=0.9,
     )

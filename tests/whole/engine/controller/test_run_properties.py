@@ -109,8 +109,8 @@ def puts_no_nan_into_a_metric_or_the_summary(schedule: Schedule, outcome: Outcom
         ledger=outcome.ledger,
         progress=outcome.progress,
         ending=outcome.ending,
-        started_wall=0.0,
-        ended_wall=outcome.seconds,
+        began_s=0.0,
+        ended_s=outcome.seconds,
         data_plane_keys_left=0,
         bias_warning=0.9,
     )

@@ -85,8 +85,8 @@ def test_the_reason_of_every_built_in_is_in_ledger_summary_metrics_and_log(
         ledger=outcome.ledger,
         progress=outcome.progress,
         ending=outcome.ending,
-        started_wall=0,
-        ended_wall=1,
+        began_s=0,
+        ended_s=1,
         data_plane_keys_left=0,
         bias_warning=0.9,
     )

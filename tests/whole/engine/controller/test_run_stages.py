@@ -173,7 +173,10 @@ def test_the_log_names_the_micro_batches_that_are_fillers() -> None:
         ("trainer.importance_cap=0", r"trainer\.importance_cap\) is 0; it must be a number greater than 0"),
         ("trainer.forward_tokens=100", r"forward_tokens is 100 and trainer\.micro_batch_tokens 4096"),
         ("trainer.fetch_policy=each", r"must be one of independent, leader, auto"),
-        ("trainer.fetch_policy=leader", r"fetch_policy is leader; it must be auto: every rank of the PyTorch backend"),
+        (
+            "trainer.fetch_policy=leader",
+            r"fetch_policy is leader; it must be auto: with tensor_parallel",
+        ),
     ],
 )
 def test_bad_values_are_named_with_their_range(given: str, said: str) -> None:

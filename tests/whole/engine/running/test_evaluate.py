@@ -54,6 +54,27 @@ def test_the_command_prints_a_table_or_one_json_object(trained: Path, tmp_path: 
     assert [line.split()[0] for line in table.stdout.splitlines()[1:]] == ["data", "even", "odd", "all"]
 
 
+def test_other_rewards_than_those_of_training_may_score_prompts_of_a_file(trained: Path, tmp_path: Path) -> None:
+    """The default configuration's task scores by itself, and a folder that is not a run's has that configuration."""
+    data = tmp_path / "test.jsonl"
+    data.write_text('{"prompt": "3>", "answer": 3}\n{"prompt": "4>", "answer": "no"}\n')
+    for model in (trained, trained / "model"):
+        words = [
+            "eval",
+            str(model),
+            "--data",
+            str(data),
+            "--json",
+            "--set",
+            "reward.functions=[{name: regex, pattern: n}]",
+        ]
+        printed = CliRunner().invoke(app, words)
+        assert printed.exit_code == 0, printed.output
+        assert json.loads(printed.stdout)["scores"]["pass_at"]["1"]["value"] == 0.0
+    pattern = {"evaluation.path": str(data), "reward.functions": [{"name": "regex", "pattern": "."}]}
+    assert evaluate(trained / "model", pattern).scores.pass_at_1 == 1.0
+
+
 def test_what_cannot_be_evaluated_is_refused_by_option(trained: Path, tmp_path: Path) -> None:
     data = tmp_path / "train.jsonl"
     data.write_text('{"prompt": "3>", "answer": 3}\n')

@@ -12,15 +12,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import anyio
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from asyncrl import BaseRolloutFilter, ConfigError, RunInterrupted, Summary, drop, keep, replay, run
+from asyncrl import BaseRolloutFilter, ConfigError, RunFailed, RunInterrupted, Summary, drop, keep, replay, run
 from asyncrl.collectors.tasks import Task
+from asyncrl.configs import Override, load
 from asyncrl.engine.events.lock import LogLock
 from asyncrl.engine.events.types import Acknowledged, Dispatched, Judged, Put, Resumed, RunStarted, StepEnded, encoded
 from asyncrl.engine.records import Prompt
+from asyncrl.engine.running.resume import Resumption, resumed_config
 from asyncrl.engine.trace.conservation import prove
 from asyncrl.engine.trace.cutting import anonymised
 from asyncrl.engine.trace.recording import Recording
@@ -41,6 +44,15 @@ class Sums(Task):
     def score(self, prompt: Prompt, response: str) -> float:
         assert prompt.fields == {"odd": {int(prompt.id) % 2}}
         return (sum(map(ord, response)) + int(prompt.id)) % 7 / 7
+
+
+class Hangs(Sums):
+    """The score of prompt 3 never comes."""
+
+    async def score(self, prompt: Prompt, response: str) -> float:  # type: ignore[override]
+        if prompt.id == 3:
+            await anyio.sleep_forever()
+        return super().score(prompt, response)
 
 
 class EveryThird(BaseRolloutFilter):
@@ -206,6 +218,27 @@ def test_versions_ages_counts_and_limits_go_on_where_they_were(tmp_path: Path) -
     assert (again.steps, again.exit_reason) == (8, "step limit reached")
 
 
+def test_a_prompt_that_hangs_does_so_within_its_limit_before_and_after(tmp_path: Path) -> None:
+    """CASE-B4: its samples fail by `score_timeout_s`, the step goes on, and the resumed run is not held up by it again.
+
+    CASE-B6: the last step's checkpoint is written, though nothing is generated behind it.
+    """
+    options = {"rollout.max_staleness": 1, "task.name": f"{__name__}:Hangs", "collector.score_timeout_s": 0.2}
+    interrupted(tmp_path, options, after=4)
+    summary = resumed(tmp_path)
+    assert summary.exit_code == 0
+    judged = judged_prompts(tmp_path)
+    assert {prompt: count for prompt, count in judged.items() if prompt != 3} == {
+        prompt: 1 for prompt in range(PROMPTS) if prompt != 3
+    }
+    recording = Recording.read(tmp_path)
+    assert prove(recording.events).faults() == []
+    assert recording.ended is not None
+    assert recording.ended.keys_left == 0
+    assert "score_timeout" in str(summary.ledger)
+    assert (tmp_path / f"checkpoints/v{summary.steps:06d}/manifest.json").is_file()
+
+
 def test_a_filter_goes_on_with_what_it_has_seen(tmp_path: Path) -> None:
     options: dict[str, Any] = {"rollout.max_staleness": 0}
     whole = run("default", tmp_path / "whole", {**CONFIG, **options}, filters=[EveryThird()])
@@ -236,6 +269,44 @@ def test_without_a_whole_checkpoint_nothing_is_done(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none of its checkpoints is whole: .*state\.json has"):
         resumed(tmp_path)
     assert (tmp_path / "events.jsonl").read_bytes() == before
+
+
+def breaks(*args: Any, **options: Any) -> Any:
+    raise RuntimeError("it breaks")
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "asyncrl.engine.running.driver.torch_threads_restored",
+        "asyncrl.engine.lifecycle.local.local_deployment",
+        "asyncrl.engine.loop.saved.Saved.put_rows",
+    ],
+)
+def test_a_run_that_fails_before_its_groups_are_back_leaves_none_without_a_fate(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `resumed` voided were their fates; the end of the log has others, and the next start finds the groups."""
+    done = interrupted(tmp_path, {"rollout.max_staleness": 2, "checkpoint.at_end": False}, after=5)
+    assert len(open_groups(tmp_path, "v000004")) > 1
+    with monkeypatch.context() as broken:
+        broken.setattr(where, breaks)
+        with pytest.raises(RunFailed, match="it breaks") as failed:
+            resumed(tmp_path)
+    recording = Recording.read(tmp_path)
+    assert recording.ended is not None
+    assert prove(recording.events).faults() == []
+    assert replay(tmp_path).difference is None
+    assert failed.value.summary.steps == 4 < done.steps
+    assert failed.value.summary.ledger["in_flight"] == failed.value.summary.ledger["buffered"] == 0
+    resumed(tmp_path)
+    assert_exact(tmp_path)
+
+
+def open_groups(directory: Path, checkpoint: str) -> set[str]:
+    """Return the places of the groups that a checkpoint has."""
+    state = json.loads((directory / "checkpoints" / checkpoint / "state.json").read_text())
+    return {group["place"] for group in state["core"]["groups"]}
 
 
 def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew(tmp_path: Path) -> None:
@@ -342,3 +413,9 @@ def test_fifty_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
         kill_until_done(directory, bound, kills=5, seed=seed)
         assert_exact(directory)
         assert_same_weights(tmp_path / "whole", directory)
+
+
+def test_a_runs_folder_does_not_choose_the_cluster_that_is_joined(tmp_path: Path) -> None:
+    recorded = load("default", [Override("cluster.address", "10.0.0.1:6379", "--ray-address")]).config.model_dump()
+    loaded = resumed_config(Resumption(tmp_path, 1, None, recorded), [])
+    assert loaded.config.cluster == load().config.cluster

@@ -83,6 +83,7 @@ def test_servers_over_http_are_asked_turn_by_turn(small: Small, llama_checkpoint
         "rollout.stop_strings": ["7", "1"],
         "data.prompt_format": "9{prompt}>",
         "trainer.sft_warm_up_steps": 0,
+        "trainer.sft_warm_up_learning_rate": 0.002,
     }
     (tmp_path / "asked.jsonl").write_text(
         "".join(json.dumps({"prompt": str(i), "answer": "7"}) + "\n" for i in range(8))

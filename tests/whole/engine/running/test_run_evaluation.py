@@ -1,15 +1,18 @@
 """A whole run with evaluations, in this process: what the log, the summary and the saved models say of them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from asyncrl import ConfigError, Summary, evaluate, replay
+from asyncrl.collectors.environments.builtin.guess import Guess
 from asyncrl.engine.events.log import read_events
 from asyncrl.engine.events.types import Evaluated, EvaluationEnded
+from asyncrl.engine.records import Prompt
 
 Small = Callable[..., Summary]
 
@@ -46,6 +49,33 @@ def test_a_run_is_evaluated_beside_training_and_its_models_have_the_figures_that
     assert not (summary.directory / "model-evaluated").exists()
     assert replay(summary.directory).difference is None
     assert Summary.read(summary.directory) == summary
+
+
+class Asked(Guess):
+    """Evaluates the games of its first numbers."""
+
+    def evaluation_prompts(self) -> Sequence[Prompt]:
+        return self.prompts()[:6]
+
+
+ENVIRONMENT = {
+    "environment.name": f"{__name__}:Asked",
+    "environment.options": {"numbers": 4},
+    "environment.max_turns": 3,
+    "environment.max_tokens": 16,
+}
+
+
+@pytest.mark.parametrize("more", [ENVIRONMENT, {"lora.rank": 4}])
+def test_environments_and_adapters_are_evaluated_as_they_are_trained(small: Small, more: dict[str, Any]) -> None:
+    """What is saved of the last version has the figures of its evaluation, whole conversations or merged weights."""
+    summary = small({**EVALUATED, "run.steps": 2, **more})
+    assert summary.exit_code == 0
+    assert summary.evaluation is not None
+    assert (summary.evaluation["ended"], summary.evaluation["failed"]) == (2, 0)
+    last = summary.evaluation["last"]
+    assert last["scores"]["prompts"] == (10 if "lora.rank" in more else 6)
+    assert evaluate(summary.directory).to_dict()["scores"] == last["scores"]
 
 
 def test_options_that_cannot_work_are_refused_before_anything_starts(small: Small, tmp_path: Path) -> None:

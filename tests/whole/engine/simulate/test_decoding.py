@@ -6,7 +6,13 @@ import pytest
 
 from asyncrl.configs import RunConfig
 from asyncrl.engine.events.types import Acknowledged, AnyEvent, Dispatched, Published, PublishStarted, Put
-from asyncrl.engine.simulate.decoding import decode_batches, groups_at_once, is_batched, publish_seconds
+from asyncrl.engine.simulate.decoding import (
+    decode_batches,
+    groups_at_once,
+    is_batched,
+    may_be_batched,
+    publish_seconds,
+)
 from asyncrl.engine.simulate.observed import Observed
 from asyncrl.filters.testing import make_group
 
@@ -76,7 +82,17 @@ def test_groups_in_order_and_together_are_batches_and_others_are_not(small: Smal
     assert not is_batched(seen(small(), *crossed), at_once=2)
 
 
-def test_a_decode_batch_has_as_many_groups_as_fit_and_at_staleness_zero_one(small: Small) -> None:
+def test_a_decode_batch_has_as_many_groups_as_fit_and_at_staleness_zero_those_granted_together(small: Small) -> None:
     size = {"rollout__group_size": 4}
     assert groups_at_once(small(**size, collector__decode_samples=12)) == 3
-    assert groups_at_once(small(**size, rollout__max_staleness=0)) == 1
+    assert groups_at_once(small(**size, rollout__max_staleness=0)) == 4
+    assert groups_at_once(small(**size, rollout__max_staleness=0, collector__engine="batch")) == 1
+
+
+def test_groups_wait_for_a_batch_only_where_they_fill_the_rows(small: Small) -> None:
+    """48 samples are out at staleness 2, and 16 at 0."""
+    size = {"rollout__group_size": 4, "rollout__max_staleness": 2}
+    assert may_be_batched(small(**size, collector__decode_samples=48))
+    assert not may_be_batched(small(**size, collector__decode_samples=49))
+    assert not may_be_batched(small(**size, collector__decode_samples=48, collector__count=2))
+    assert may_be_batched(small(**size, collector__engine="batch"))

@@ -32,7 +32,7 @@ def recorded(config: RunConfig, profile: Given) -> tuple[list[AnyEvent], dict[st
 
 def test_a_generator_that_decodes_batches_is_seen_to_be_a_queue(small: Small) -> None:
     def run(seconds: Callable[[int], float]) -> list[AnyEvent]:
-        config = small(rollout__max_staleness=2, run__steps=20)
+        config = small(rollout__max_staleness=2, run__steps=20, collector__engine="batch")
         outcome = simulate(config, generators=[FakeGenerator(seconds=seconds)], task=FakeTask(16))
         return [started(config), *outcome.events]
 
@@ -62,6 +62,33 @@ def test_a_long_start_without_a_group_to_train_is_left_by_the_groups_that_ended_
     assert waited > 90
     figures = predict(config, Fitted([started(config), *outcome.events])).figures
     assert figures["steps"] > outcome.progress.steps / 2
+
+
+def test_a_version_without_mixed_groups_near_it_is_left_too(small: Small) -> None:
+    """Of the recorded groups of versions 1 and 2, all waited for one of an older version; another run has none."""
+
+    def reward(number: int, index: int) -> float:
+        return float(index % 2) if number < 12 or number >= 150 else 1.0
+
+    config = small(rollout__max_staleness=2, run__steps=None, run__batches=60)
+    task = FakeTask.in_order(reward, prompts=240)
+    outcome = simulate(config, generators=[FakeGenerator(seconds=lambda call: 0.5)], task=task)
+    asked = small(rollout__max_staleness=0, run__steps=None, run__batches=60)
+    figures = predict(asked, Fitted([started(config), *outcome.events])).figures
+    assert figures["steps"] > 5
+
+
+def test_a_run_in_time_slices_cannot_be_fitted_and_can_be_predicted(given: Make, small: Small) -> None:
+    """Of groups of 2 s and steps of 1 s, a cycle has both, as at staleness 0; apart it has the longer one."""
+    events, apart = recorded(small(rollout__max_staleness=2), given("2", "1"))
+    sliced = small(rollout__max_staleness=2, cluster__time_slicing="keep")
+    figures = predict(sliced, Fitted(events)).figures
+    assert apart["seconds_per_step"] == pytest.approx(1.0, abs=0.1)
+    assert figures["seconds_per_step"] > 1.2
+    assert figures["trainer_idle"] + figures["generators_idle"] > 0
+    seen, _ = recorded(sliced, given("2", "1"))
+    with pytest.raises(ConfigError, match="time_slicing 'keep', and its groups were asleep"):
+        Fitted(seen)
 
 
 def test_failures_are_drawn_as_often_as_they_were_seen(given: Make, small: Small) -> None:

@@ -1,0 +1,1 @@
+"""Environments of the package verifiers, whose rollouts ask the model at the address that records their tokens."""

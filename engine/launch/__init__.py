@@ -1,0 +1,1 @@
+"""Job files that start a Ray cluster on many nodes, and train on it."""

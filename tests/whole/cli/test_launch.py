@@ -1,0 +1,213 @@
+"""`asyncrl launch` and `asyncrl plan launch`: job files that others can read, and what fits where."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from asyncrl.collectors.tasks import load_task
+from asyncrl.engine.cli import app
+from asyncrl.engine.events.types import RunStarted
+from asyncrl.engine.launch.slurm import slurm_script
+from asyncrl.engine.simulate.durations import parse_durations
+from asyncrl.engine.simulate.profile import Given
+from asyncrl.engine.simulate.run import predict
+from asyncrl.engine.testing.simulation import Collected, simulated_config
+from asyncrl.engine.trace.cutting import write_log
+
+# What the resource definition of KubeRay 1.5 asks of a RayJob, as far as the file uses it.
+_CONTAINER = {
+    "type": "object",
+    "required": ["name", "image"],
+    "properties": {
+        "resources": {
+            "type": "object",
+            "additionalProperties": {"type": "object", "additionalProperties": {"type": "string"}},
+        },
+        "volumeMounts": {"type": "array", "items": {"type": "object", "required": ["name", "mountPath"]}},
+    },
+}
+_TEMPLATE = {
+    "type": "object",
+    "required": ["spec"],
+    "properties": {
+        "spec": {
+            "type": "object",
+            "required": ["containers"],
+            "additionalProperties": False,
+            "properties": {
+                "containers": {"type": "array", "minItems": 1, "items": _CONTAINER},
+                "volumes": {"type": "array", "items": {"type": "object", "required": ["name"]}},
+            },
+        }
+    },
+}
+_START = {"type": "object", "additionalProperties": {"type": "string"}}
+_CLUSTER = {
+    "type": "object",
+    "required": ["headGroupSpec"],
+    "additionalProperties": False,
+    "properties": {
+        "rayVersion": {"type": "string"},
+        "authOptions": {"type": "object", "properties": {"mode": {"enum": ["disabled", "token"]}}},
+        "headGroupSpec": {
+            "type": "object",
+            "required": ["template"],
+            "additionalProperties": False,
+            "properties": {"rayStartParams": _START, "template": _TEMPLATE},
+        },
+        "workerGroupSpecs": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["groupName", "maxReplicas", "minReplicas", "template"],
+                "additionalProperties": False,
+                "properties": {
+                    "groupName": {"type": "string"},
+                    "replicas": {"type": "integer"},
+                    "minReplicas": {"type": "integer"},
+                    "maxReplicas": {"type": "integer"},
+                    "rayStartParams": _START,
+                    "template": _TEMPLATE,
+                },
+            },
+        },
+    },
+}
+_RAY_JOB = {
+    "type": "object",
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "ray.io/v1"},
+        "kind": {"const": "RayJob"},
+        "spec": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "entrypoint": {"type": "string"},
+                "backoffLimit": {"type": "integer"},
+                "shutdownAfterJobFinishes": {"type": "boolean"},
+                "ttlSecondsAfterFinished": {"type": "integer"},
+                "rayClusterSpec": _CLUSTER,
+            },
+        },
+    },
+}
+
+# A stand-in: it says where a command would run, and runs it here.
+_SRUN = """#!/usr/bin/env bash
+while [[ $1 == --* ]]; do [[ $1 == --nodelist=* ]] && node=${1#*=}; shift; done
+echo "$node: $*" >> "$SAID"
+exec "$@"
+"""
+_SCONTROL = '#!/usr/bin/env bash\n[[ "$1 $2 $3" == "show hostnames n[1-2]" ]] && printf "n1\\nn2\\n"\n'
+_RAY = """#!/usr/bin/env bash
+[[ $RAY_AUTH_MODE == token && ${#RAY_AUTH_TOKEN} == 64 ]] || exit 3
+[[ $1 == start ]] && exec sleep 60
+[[ -e $SAID.tried ]] || { touch "$SAID.tried"; exit 1; }
+"""
+_HOSTNAME = "#!/usr/bin/env bash\necho 10.0.0.1 fe80::1\n"
+_ASYNCRL = """#!/usr/bin/env bash
+until grep -q '^n2' "$SAID"; do sleep 0.05; done
+exit 7
+"""
+
+
+def test_the_slurm_script_starts_ray_on_all_nodes_and_trains_on_the_first(tmp_path: Path) -> None:
+    """Its first look at the head is too early; the code of the run is that of the job, and nothing runs on."""
+    commands = {"srun": _SRUN, "scontrol": _SCONTROL, "ray": _RAY, "hostname": _HOSTNAME, "asyncrl": _ASYNCRL}
+    for name, text in commands.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / name).chmod(stat.S_IRWXU)
+    words = ["--set", "task.name=it's", "--run-dir", "out"]
+    script = slurm_script(words, nodes=2, cpus=4, gpus=1, time_limit="1:00:00", partition="long")
+    (tmp_path / "job").write_text(script, encoding="utf-8")
+    said = tmp_path / "said"
+    job = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": "123456", "SAID": str(said)}
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **job}
+    # What the script left running would hold the pipes, and be waited for.
+    done = subprocess.run(
+        ["bash", "job"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 7, done.stdout + done.stderr
+    lines = said.read_text(encoding="utf-8").splitlines()
+    started = [line for line in lines if " ray start " in line]
+    assert [line.partition(":")[0] for line in started] == ["n1", "n2"]
+    assert "--node-ip-address=10.0.0.1 --port=23456" in started[0]
+    assert "--address=10.0.0.1:23456 --num-cpus=4 --num-gpus=1" in started[1]
+    assert "n1: asyncrl train --ray-address 10.0.0.1:23456 --set task.name=it's --run-dir out" in lines
+    head = [line for line in script.splitlines() if line.startswith("#SBATCH")]
+    assert "#SBATCH --gpus-per-node=1" in head
+    assert "#SBATCH --partition=long" in head
+
+
+@pytest.mark.parametrize("nodes", ["1", "3"])
+def test_the_ray_job_keeps_to_the_schema_of_kuberay(tmp_path: Path, nodes: str) -> None:
+    file = tmp_path / "job.yaml"
+    given = ["--image", "team/asyncrl:1", "--nodes", nodes, "--node-gpus", "2", "--claim", "runs"]
+    words = ["launch", "kuberay", *given, "--output", str(file), "--", "--run-dir", "out"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    job = yaml.safe_load(file.read_text(encoding="utf-8"))
+    jsonschema.validate(job, _RAY_JOB)
+    cluster = job["spec"]["rayClusterSpec"]
+    assert [group["replicas"] for group in cluster.get("workerGroupSpecs", [])] == ([2] if nodes == "3" else [])
+    assert job["spec"]["entrypoint"] == "asyncrl train --ray-address auto --run-dir out"
+
+
+def test_a_plan_says_who_goes_where_what_to_expect_and_what_does_not_fit() -> None:
+    def plan(*words: str) -> tuple[int, str]:
+        result = CliRunner().invoke(app, ["plan", "launch", "--nodes", "2", "--node-cpus", "4", *words])
+        return result.exit_code, result.output
+
+    code, said = plan("--set", "cluster.layout=apart", "--group-seconds", "1", "--step-seconds", "1")
+    assert code == 0, said
+    places = said.partition("node 1: 2 of 4 CPUs")
+    assert ("rank1" in places[0], "collector0" in places[2]) == (True, True)
+    assert "predicted: mean age" in said
+    code, said = plan("--set", "trainer.ranks=9")
+    assert (code, "does not fit: there is no room for rank" in said) == (1, True)
+    code, said = plan("--set", "collector.cache_gib=9", "--node-gib", "8")
+    assert (code, "the parts on node 0 take 9." in said) == (1, True)
+    code, said = plan("--set", "cluster.time_slicing=keep")
+    assert (code, "a plan is for a Ray cluster that is joined" in said) == (2, True)
+
+
+@pytest.mark.parametrize(("recorded", "asked"), [(2, 0), (0, 2)])
+def test_from_a_run_at_one_bound_the_cycle_at_another_is_predicted(tmp_path: Path, recorded: int, asked: int) -> None:
+    """By `simulate` and by `plan launch`; the runs are of a world of known durations, on the virtual clock."""
+    world = Given(
+        load_task("reverse", {}).prompts(),
+        parse_durations("uniform:0.8,1.2", "--group-seconds"),
+        parse_durations("uniform:0.5,0.7", "--step-seconds"),
+        100,
+        publish_seconds=parse_durations("0.1", "--publish-seconds"),
+    )
+    values = {"rollout.groups_per_step": 4, "rollout.group_size": 4, "rollout.max_new_tokens": 100, "trainer.ranks": 1}
+    given = {path.replace(".", "__"): value for path, value in values.items()}
+    here, there = (
+        simulated_config(**given, rollout__max_staleness=bound, run__steps=60, run__seed=bound)
+        for bound in (recorded, asked)
+    )
+    seen = Collected()
+    predict(here, world, folds=[seen])
+    events = [RunStarted(schema=2, config=here.model_dump(), software={}), *seen.events]
+    write_log(
+        tmp_path / "run.jsonl", [msgspec.structs.replace(event, seq=i) for i, event in enumerate(events, start=1)]
+    )
+    truth = predict(there, world).figures["seconds_per_step"]
+    run, sets = ("--from", str(tmp_path / "run.jsonl")), [w for k, v in values.items() for w in ("--set", f"{k}={v}")]
+    said = CliRunner().invoke(app, ["simulate", *run, "--sweep", f"max_staleness={asked}", "--steps", "60", "--json"])
+    [figures] = json.loads(said.output)["max_staleness"]
+    assert figures["seconds_per_step"] == pytest.approx(truth, rel=0.15)
+    said = CliRunner().invoke(app, ["plan", "launch", *run, *sets, "--set", f"rollout.max_staleness={asked}"])
+    [cycle] = re.findall(r"predicted: ([0-9.]+) s per cycle", said.output)
+    assert float(cycle) == pytest.approx(truth, rel=0.15), said.output

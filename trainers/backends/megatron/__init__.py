@@ -1,0 +1,1 @@
+"""Training with megatron-core: a model split over ranks by tensors, layers and experts."""
