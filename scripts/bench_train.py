@@ -6,8 +6,10 @@
 On a GPU: random models of SmolLM2-135M's and Qwen2-1.5B's shapes, samples of 2,048 tokens and of log-normal lengths
 (256 prompt tokens), in bfloat16. A step is several micro-batches of 16,384 tokens and one AdamW update. `asyncrl` has
 rows that are padded or packed, float32 weights under autocast or bfloat16 weights with float32 masters
-(`trainer.precision`), and layers and a loss that are compiled or not (`trainer.compile`). `plain` is transformers' own
-model and loss, torch's clipping and AdamW, on the same padded rows: under autocast, and with all weights in bfloat16.
+(`trainer.precision`), and layers and a loss that are compiled or not (`trainer.compile`). `megatron` is asyncrl's other
+backend with one rank, which has bfloat16 weights; where megatron-core is not installed, `missing` says so. `plain` is
+transformers' own model and loss, torch's clipping and AdamW, on the same padded rows: under autocast, and with all weights
+in bfloat16.
 `tokens_per_s` counts tokens of samples, not padding; `share_of_peak` is of the device's bfloat16 peak; `gib` is the
 most memory that tensors took at a time. On a CPU: tiny models of the same kinds, in float32.
 
@@ -27,16 +29,21 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from asyncrl.trainers.backends.base import Rows
+from asyncrl.trainers.backends.base import Backend, Rows
+from asyncrl.trainers.backends.megatron.backend import MegatronBackend
+from asyncrl.trainers.backends.megatron.settings import MegatronSettings
 from asyncrl.trainers.backends.torch_backend import TorchBackend
 from asyncrl.trainers.backends.torch_settings import TorchSettings
 from asyncrl.trainers.cost.model import CostModel
@@ -70,7 +77,7 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 MICRO_BATCH_TOKENS, MICRO_BATCHES, PROMPT = 16_384, 4, 256
 LARGE_VOCABULARY, LARGE_TOKENS = 150_000, 4096
-CLIP = Clip(0.2, 0.2, 3.0)
+CLIP, BETAS = Clip(0.2, 0.2, 3.0), (0.9, 0.95)
 Batch = list[list[torch.Tensor]]
 Step = Callable[[Batch], None]
 
@@ -119,9 +126,23 @@ def rows_of(samples: Sequence[torch.Tensor], prompt: int) -> Rows:
 
 def ours(model: Any, *, prompt: int, dtype: torch.dtype, **options: bool) -> Step:
     """Return a step of asyncrl's backend; `options` are those of TorchSettings."""
-    settings = TorchSettings(1.0, CLIP, (0.9, 0.95), 0.0, 1.0, **options)
-    backend = TorchBackend(model, settings, pad_id=0, compute_dtype=dtype)
+    settings = TorchSettings(1.0, CLIP, BETAS, 0.0, 1.0, **options)
+    return steps_of(TorchBackend(model, settings, pad_id=0, compute_dtype=dtype), prompt)
 
+
+def megatron(model: Any, *, prompt: int, dtype: torch.dtype, packed: bool) -> Step:
+    """Return a step of the Megatron backend; this process is its only rank."""
+    device = next(model.parameters()).device
+    if not dist.is_initialized():
+        store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=0, world_size=1)
+    settings = MegatronSettings(1.0, CLIP, BETAS, 0.0, 1.0, packed=packed)
+    # It reads the weights of a model that is elsewhere, so that the device has them once.
+    weights = model.cpu().state_dict()
+    return steps_of(MegatronBackend(model.config, weights, settings, pad_id=0, device=device, dtype=dtype), prompt)
+
+
+def steps_of(backend: Backend, prompt: int) -> Step:
     def step(batch: Batch) -> None:
         for samples in batch:
             backend.accumulate(rows_of(samples, prompt), sum(len(row) for samples in batch for row in samples))
@@ -133,7 +154,7 @@ def ours(model: Any, *, prompt: int, dtype: torch.dtype, **options: bool) -> Ste
 def plain(model: Any, *, dtype: torch.dtype) -> Step:
     """transformers' forward pass and loss on padded rows, torch's clipping and AdamW."""
     device = next(model.parameters()).device
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, betas=(0.9, 0.95), fused=device.type == "cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, betas=BETAS, fused=device.type == "cuda")
     mixed = dtype != next(model.parameters()).dtype
 
     def step(batch: Batch) -> None:
@@ -176,6 +197,8 @@ def ways(dtype: torch.dtype, prompt: int) -> dict[str, Callable[[Any], Step]]:
         "asyncrl_packed": way(packed=True),
         "plain_autocast": lambda model: plain(model, dtype=dtype),
     }
+    for name, packed in (("padded", False), ("packed", True)):
+        all_ways[f"megatron_{name}"] = partial(megatron, prompt=prompt, dtype=dtype, packed=packed)
     if dtype == torch.bfloat16:
         for name, packed in (("padded", False), ("packed", True)):
             all_ways[f"asyncrl_{name}_compiled"] = way(packed=packed, fused=True)
@@ -196,6 +219,9 @@ def steps(name: str, device: torch.device, options: argparse.Namespace) -> dict[
         out[kind] = {}
         for way, make in ways(dtype, PROMPT // scale).items():
             if options.ways and way not in options.ways:
+                continue
+            if way.startswith("megatron") and find_spec("megatron") is None:
+                out[kind][way] = {"missing": "megatron-core: scripts/install megatron"}
                 continue
             model = build(name, device)
             vocabulary = model.config.vocab_size

@@ -88,6 +88,7 @@ def megatron_backend(
         align=trainer.align,
         decay_vectors=trainer.decay_vectors,
         recompute=trainer.activation_checkpointing,
+        router_replay=trainer.router_replay,
     )
     weights = model.state_dict()
     return MegatronBackend(model.config, weights, settings, pad_id=pad_id, device=device, dtype=dtype)

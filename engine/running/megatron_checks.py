@@ -25,7 +25,6 @@ def check_megatron(loaded: Loaded) -> None:
         raise ConfigError(f"{source}, and megatron-core is not installed here: scripts/install megatron ({_GUIDE})")
     for path, value, off, why in (
         ("lora.rank", config.lora.rank, None, "an adapter is added to layers of transformers"),
-        ("trainer.router_replay", trainer.router_replay, False, "its routers choose experts themselves"),
         (
             "trainer.offload_optimizer",
             trainer.offload_optimizer,

@@ -53,6 +53,45 @@ def test_a_run_learns_the_default_task(tensor: int, replicas: int, tmp_path: Pat
 
 
 @pytest.mark.timeout(400)
+def test_a_mixture_with_its_experts_divided_learns_with_their_choices_replayed(
+    tmp_path: Path, save_checkpoint: Any
+) -> None:
+    from transformers import Qwen3MoeConfig
+
+    folder = save_checkpoint(
+        Qwen3MoeConfig(
+            vocab_size=15,
+            hidden_size=32,
+            intermediate_size=32,
+            moe_intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=16,
+            num_experts=4,
+            num_experts_per_tok=2,
+            eos_token_id=1,
+            bos_token_id=None,
+            pad_token_id=None,
+        )
+    )
+    options = {
+        "model.path": str(folder),
+        "trainer.expert_parallel": 2,
+        "trainer.router_replay": "true",
+        "trainer.learning_rate": 0.003,
+        "trainer.sft_warm_up_steps": 30,
+        "rollout.groups_per_step": 4,
+        "run.batches": 40,
+    }
+    done = command(tmp_path, *train_words(**options), "--run-dir", "run", timeout_s=380)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    summary = summary_of(tmp_path / "run")
+    assert summary["reward_last_10"] > summary["reward_first_10"] + 0.1, done.stdout
+    assert summary["data_plane_keys_left"] == 0
+
+
+@pytest.mark.timeout(400)
 def test_a_run_goes_on_from_its_checkpoint_with_its_tensors_divided(tmp_path: Path) -> None:
     """From one rank to two that share the replica, and its ledger stays exact."""
     options = {"run.steps": 2, "trainer.ranks": 1, "trainer.sft_warm_up_steps": 20}

@@ -10,7 +10,7 @@ the model routes by itself.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -22,23 +22,25 @@ from asyncrl.trainers.backends.layout import Layout, runs
 Extras = Mapping[str, Sequence[torch.Tensor]]
 
 
-class RouterReplay:
-    """Has the routers of a policy take what rows bring."""
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """A mixture of `layers`, in each of which a token takes `chosen` of the `experts`."""
 
-    def __init__(self, model: Any) -> None:
-        self._replay = Replay(model)
+    layers: int
+    chosen: int
+    experts: int
 
-    def take(self, experts: torch.Tensor | None) -> None:
-        """Replay `experts` (positions of the pass, layers, k) in the next pass; None: the model chooses."""
-        self._replay.take(experts)
+    @classmethod
+    def of(cls, replay: Replay) -> "Routing":
+        first = replay.routers[0]
+        return cls(len(replay.routers), first.top_k, first.weight.shape[0])
 
     def placed(self, rows: Sequence[torch.Tensor], layout: Layout) -> torch.Tensor:
         """Return choices (positions of the pass, layers, k), -1 where no sample stands.
 
         AsyncRLError for a sample whose rows are not one per token, or not of this model's layers and experts.
         """
-        routers = self._replay.routers
-        layers, k, known = len(routers), routers[0].top_k, routers[0].weight.shape[0]
+        layers, k, known = self.layers, self.chosen, self.experts
         for row, tokens in zip(rows, layout.lengths.tolist(), strict=True):
             if row.shape != (tokens, layers, k):
                 raise AsyncRLError(

@@ -10,6 +10,7 @@ import torch
 
 from asyncrl.engine.model.lora import has_adapter, merged_state, without_adapter
 from asyncrl.engine.model.off_load import OffLoad
+from asyncrl.engine.model.routers import Replay
 from asyncrl.engine.records.columns import ROUTED_EXPERTS
 from asyncrl.engine.weights.base import State
 from asyncrl.engine.weights.twins import with_twins, without_twins
@@ -23,7 +24,7 @@ from asyncrl.trainers.backends.packing import has_varlen, has_windows, moved, us
 from asyncrl.trainers.backends.recompute import recompute_layers
 from asyncrl.trainers.backends.replica_state import OPTIMIZER, fill_optimizer, replica_state
 from asyncrl.trainers.backends.responses import wanted_of
-from asyncrl.trainers.backends.router_replay import RouterReplay, without_experts
+from asyncrl.trainers.backends.router_replay import Routing, without_experts
 from asyncrl.trainers.backends.rows_loss import rows_loss, step_sums, sums_tensor
 from asyncrl.trainers.backends.sharded import ShardedTokens, Shards
 from asyncrl.trainers.backends.sharing import SharedPrompts, can_share
@@ -74,7 +75,7 @@ class TorchBackend:
                 if one is not None:
                     compile_layers(one)
         # After the reference was copied, which chooses by itself.
-        self._replay = RouterReplay(model) if settings.router_replay else None
+        self._replay = Replay(model) if settings.router_replay else None
         if settings.recompute:  # After the reference was copied, which has no backward pass.
             recompute_layers(model)
         self._next_tokens = self._scorer(model, low)
@@ -252,7 +253,8 @@ class TorchBackend:
         if self._replay is not None:
             routed = None if reference else (extras or {}).get(ROUTED_EXPERTS)
             assert isinstance(layout, Layout), "prompts are not shared where rows bring more than tokens"
-            self._replay.take(None if routed is None else self._moved(self._replay.placed(routed, layout)))
+            placed = None if routed is None else Routing.of(self._replay).placed(routed, layout)
+            self._replay.take(None if placed is None else self._moved(placed))
         own = without_experts(extras or {})
         more = {name: self._moved(torch.cat(list(values))) for name, values in own.items()}
         arguments: dict[str, Any] = {}

@@ -10,6 +10,7 @@ from torch.nn.functional import silu
 
 from asyncrl.engine.errors import ConfigError
 from asyncrl.trainers.backends.megatron.settings import MegatronSettings, Split
+from asyncrl.trainers.backends.router_replay import Routing
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 _ROTARY = ("default", "linear", "llama3")
@@ -66,6 +67,13 @@ def check_split(config: Any, split: Split, ranks: int) -> None:
             f"trainer.tensor_parallel is {split.tensor}; with a mixture of experts megatron needs sequence parallelism "
             "for it, which needs Transformer Engine, so it must be 1"
         )
+
+
+def routing(config: Any) -> Routing:
+    """Return what the experts of a mixture are chosen from; ConfigError for a model without experts."""
+    if not _experts(config):
+        raise ConfigError(f"trainer.router_replay is true; the {config.model_type} has no experts, so it must be false")
+    return Routing(config.num_hidden_layers, config.num_experts_per_tok, config.num_experts)
 
 
 def padded_vocabulary(config: Any, split: Split) -> int:

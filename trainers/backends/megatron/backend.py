@@ -8,13 +8,15 @@ import torch
 import torch.distributed as dist
 
 from asyncrl.engine.errors import AsyncRLError
+from asyncrl.engine.records.columns import ROUTED_EXPERTS
 from asyncrl.engine.weights.base import State
 from asyncrl.engine.weights.twins import with_twins
 from asyncrl.trainers.backends.base import Rows, StepSums, TrainingState
 from asyncrl.trainers.backends.chosen import Scores
 from asyncrl.trainers.backends.layout import Layout
-from asyncrl.trainers.backends.megatron.architecture import check_model, check_split
+from asyncrl.trainers.backends.megatron.architecture import check_model, check_split, routing
 from asyncrl.trainers.backends.megatron.cpu import on_device, prepare
+from asyncrl.trainers.backends.megatron.passes import Outcome, Pass
 from asyncrl.trainers.backends.megatron.pieces import in_pieces
 from asyncrl.trainers.backends.megatron.settings import MegatronSettings
 from asyncrl.trainers.backends.rows_loss import SUMS, rows_loss, step_sums, sums_tensor
@@ -22,8 +24,6 @@ from asyncrl.trainers.backends.trained import trained_flags
 from asyncrl.trainers.rank_state.saved import SavedState
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-
-Outcome = tuple[torch.Tensor, torch.Tensor]
 
 
 class MegatronBackend:
@@ -48,6 +48,7 @@ class MegatronBackend:
     ) -> None:
         check_model(config)
         check_split(config, settings.split, dist.get_world_size())
+        self._routing = routing(config) if settings.router_replay else None
         prepare()
         from asyncrl.trainers.backends.megatron.replica import Replica  # It imports megatron.
 
@@ -190,13 +191,15 @@ class MegatronBackend:
         # With experts split over data parallel ranks these need equally many passes, whatever their rows.
         pieces = in_pieces(rows, 2 * split.pipeline if split.pipeline > 1 and split.expert == 1 else 1)
         place = Layout.packed if self._settings.packed else Layout.padded
-        layouts = [
-            place(piece.tokens, pad_id=self._pad_id, align=self._settings.align, pad_to=piece.pad_to)
-            for piece in pieces
-        ]
-        finishes = [partial(finish, *pair) for pair in zip(pieces, layouts, strict=True)]
+        passes = []
+        for piece in pieces:
+            layout = place(piece.tokens, pad_id=self._pad_id, align=self._settings.align, pad_to=piece.pad_to)
+            # The frozen model chooses by itself.
+            routed = None if reference or self._routing is None else piece.extras.get(ROUTED_EXPERTS)
+            experts = self._routing.placed(routed, layout) if self._routing is not None and routed is not None else None
+            passes.append(Pass(layout, experts, partial(finish, piece, layout), size(piece)))
         with on_device(self._device):
-            return self._replica.run(layouts, finishes, list(map(size, pieces)), reference=reference)
+            return self._replica.run(passes, reference=reference)
 
     def _scores(
         self,

@@ -12,30 +12,39 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from asyncrl.trainers.backends.layout import Layout
 from asyncrl.trainers.backends.megatron.architecture import padded_vocabulary
 from asyncrl.trainers.backends.megatron.attention import CoreAttention
-from asyncrl.trainers.backends.megatron.settings import Split
+from asyncrl.trainers.backends.megatron.given_experts import give_experts
+from asyncrl.trainers.backends.megatron.settings import MegatronSettings
 from asyncrl.trainers.backends.packing import moved
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """A pass's ids (rows, L), the position of each place in its sample (L), and the bounds of packed samples."""
+    """A pass's ids (rows, L), the position of each place in its sample (L), and the bounds of packed samples.
+
+    `experts` (L times rows, layers, k) are the choices that routers replay; None: they choose by themselves.
+    """
 
     ids: torch.Tensor
     positions: torch.Tensor
     bounds: PackedSeqParams | None
+    experts: torch.Tensor | None
 
     @classmethod
-    def of(cls, layout: Layout, device: torch.device) -> "Inputs":
+    def of(cls, layout: Layout, experts: torch.Tensor | None, device: torch.device) -> "Inputs":
+        """Move what a layout holds to a device; `experts` (rows times L, layers, k) are in the layout's order."""
         ids = moved(layout.ids, device)
+        if experts is not None:
+            # megatron has positions first, and rows second.
+            experts = moved(experts.view(*ids.shape, *experts.shape[1:]).transpose(0, 1).flatten(0, 1), device)
         if layout.packing is None:
-            return cls(ids, torch.arange(ids.shape[1], device=device), None)
+            return cls(ids, torch.arange(ids.shape[1], device=device), None, experts)
         lengths = torch.tensor(layout.packing.lengths)
         ends = lengths.cumsum(0)
         positions = torch.arange(int(ends[-1])) - torch.repeat_interleave(ends - lengths, lengths)
         bounds = moved(torch.cat([torch.zeros(1, dtype=torch.long), ends]).to(torch.int32), device)
         longest = max(layout.packing.lengths)
         packed = PackedSeqParams("sbhd", bounds, bounds, max_seqlen_q=longest, max_seqlen_kv=longest)
-        return cls(ids, moved(positions, device), packed)
+        return cls(ids, moved(positions, device), packed, experts)
 
 
 class Model(GPTModel):
@@ -44,7 +53,7 @@ class Model(GPTModel):
     Rotary positions come per place: megatron's own loop over the samples of a packed row.
     """
 
-    def __init__(self, config: Any, split: Split, *, megatron_config: Any) -> None:
+    def __init__(self, config: Any, settings: MegatronSettings, *, megatron_config: Any) -> None:
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
         experts = megatron_config.num_moe_experts
@@ -55,7 +64,7 @@ class Model(GPTModel):
         super().__init__(
             config=megatron_config,
             transformer_layer_spec=spec,
-            vocab_size=padded_vocabulary(config, split),
+            vocab_size=padded_vocabulary(config, settings.split),
             max_sequence_length=config.max_position_embeddings,
             pre_process=parallel_state.is_pipeline_first_stage(),
             post_process=parallel_state.is_pipeline_last_stage(),
@@ -65,8 +74,16 @@ class Model(GPTModel):
         self.real_vocabulary = int(config.vocab_size)
         # The formula of these families is one, and that of their scaled positions too.
         self._frequencies = LlamaRotaryEmbedding(config).inv_freq.float()
+        self._given = give_experts(self, recomputes=settings.recompute) if settings.router_replay else {}
+
+    def forget_experts(self) -> None:
+        """Keep none of the choices of a pass that an error has ended."""
+        for given in self._given.values():
+            given.forget()
 
     def forward(self, inputs: Inputs) -> torch.Tensor:
+        for layer, given in self._given.items():
+            given.take(None if inputs.experts is None else inputs.experts[:, layer])
         hidden = self.embedding(input_ids=inputs.ids, position_ids=None) if self.pre_process else None
         angles = torch.outer(inputs.positions.float(), self._frequencies.to(inputs.positions.device))
         found: torch.Tensor = self.decoder(

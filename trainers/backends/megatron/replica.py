@@ -19,15 +19,14 @@ from asyncrl.trainers.backends.layout import Layout
 from asyncrl.trainers.backends.megatron.adam import MOMENTS, Adam
 from asyncrl.trainers.backends.megatron.architecture import transformer_config
 from asyncrl.trainers.backends.megatron.model import Inputs, Model
+from asyncrl.trainers.backends.megatron.passes import Outcome, Pass
 from asyncrl.trainers.backends.megatron.settings import MegatronSettings, Split
 from asyncrl.trainers.backends.megatron.vocabulary import Vocabulary
 from asyncrl.trainers.backends.megatron.weights import RankWeights, once, whole_shapes
 from asyncrl.trainers.backends.next_tokens import CPU_CHUNK, CUDA_CHUNK
 from asyncrl.trainers.backends.packing import moved
 
-Outcome = tuple[torch.Tensor, torch.Tensor]
 Read = Callable[[str, str], torch.Tensor]
-Finish = Callable[[torch.Tensor], Outcome]
 
 
 class Replica:
@@ -47,7 +46,9 @@ class Replica:
         self._settings, self._device, self._dtype = settings, device, dtype
         self._config = transformer_config(config, settings, dtype=dtype, device=device)
         # Norms are float32 until they are told otherwise.
-        self._make: Callable[[], Model] = lambda: Model(config, split, megatron_config=self._config).to(device, dtype)
+        self._make: Callable[[], Model] = lambda: Model(config, settings, megatron_config=self._config).to(
+            device, dtype
+        )
         self._model = self._make()
         self._wrapped = DistributedDataParallel(
             self._config,
@@ -90,26 +91,24 @@ class Replica:
             for ours, theirs in self._reference_twins().items():
                 theirs.copy_(ours)
 
-    def run(
-        self, layouts: Sequence[Layout], finish: Sequence[Finish], sizes: Sequence[int], *, reference: bool = False
-    ) -> list[torch.Tensor]:
-        """Pass micro-batches through the stages, and return what `finish` told of each, in float64, on every stage.
+    def run(self, passes: Sequence[Pass], *, reference: bool = False) -> list[torch.Tensor]:
+        """Have micro-batches pass through the stages, and return what each came to, in float64, on every stage.
 
-        On the last stage `finish` turns hidden states (positions, rows, width) into a loss, whose gradient is added
-        where gradients are enabled, and a result of the size given.
+        Gradients are added where they are enabled.
         """
-        queue = iter(zip(layouts, finish, strict=True))
+        queue = iter(passes)
+        self._model.forget_experts()
 
         def step(_: Any, model: Any) -> Any:
-            layout, after = next(queue)
-            return model(Inputs.of(layout, self._device)), partial(_finished, after)
+            one = next(queue)
+            return model(Inputs.of(one.layout, one.experts, self._device)), partial(_finished, one.finish)
 
-        rows, length = layouts[0].ids.shape
+        rows, length = passes[0].layout.ids.shape
         found: list[torch.Tensor] = get_forward_backward_func()(
             forward_step_func=step,
             data_iterator=None,
             model=[self._reference if reference else self._wrapped],
-            num_microbatches=len(layouts),
+            num_microbatches=len(passes),
             seq_length=length,
             micro_batch_size=rows,
             forward_only=not torch.is_grad_enabled(),
@@ -117,11 +116,11 @@ class Replica:
         if self._settings.split.pipeline == 1:
             return found
         if not found:
-            found = [torch.empty(size, dtype=torch.float64, device=self._device) for size in sizes]
+            found = [torch.empty(one.size, dtype=torch.float64, device=self._device) for one in passes]
         joined = torch.cat(found)
         last = parallel_state.get_pipeline_model_parallel_last_rank()
         dist.broadcast(joined, src=last, group=parallel_state.get_pipeline_model_parallel_group())
-        return list(torch.split(joined, list(sizes)))
+        return list(torch.split(joined, [one.size for one in passes]))
 
     def scores(
         self, hidden: torch.Tensor, layout: Layout, index: torch.Tensor, tokens: torch.Tensor, *, reference: bool
@@ -206,7 +205,7 @@ def _make_groups(split: Split) -> None:
         raise AsyncRLError(f"this process has megatron's groups for {made}, and {split} needs a process of its own")
 
 
-def _finished(after: Finish, hidden: torch.Tensor) -> Any:
+def _finished(after: Callable[[torch.Tensor], Outcome], hidden: torch.Tensor) -> Any:
     """Answer as megatron's schedules want it, without tokens that they would divide by."""
     loss, result = after(hidden)
     return loss, torch.zeros((), dtype=torch.int, device=hidden.device), result.detach().double()

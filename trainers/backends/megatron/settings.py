@@ -24,7 +24,8 @@ class MegatronSettings:
 
     With a `reference_kl` over 0 a frozen copy of the model is kept, and the loss adds that times the divergence from
     it. Each sample takes a multiple of `align` positions of its row. Logits of `chunk` positions exist at a time;
-    None: as many as suit the device. With `recompute` layers keep their inputs alone.
+    None: as many as suit the device. With `recompute` layers keep their inputs alone. With `router_replay`
+    the routers take the experts that rows bring.
     """
 
     temperature: float
@@ -40,3 +41,4 @@ class MegatronSettings:
     chunk: int | None = None
     decay_vectors: bool = True
     recompute: bool = False
+    router_replay: bool = False
