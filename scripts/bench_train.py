@@ -6,12 +6,12 @@
 On a GPU: random models of SmolLM2-135M's and Qwen2-1.5B's shapes, samples of 2,048 tokens and of log-normal lengths
 (256 prompt tokens), in bfloat16. A step is several micro-batches of 16,384 tokens and one AdamW update. `asyncrl` has
 rows that are padded or packed, float32 weights under autocast or bfloat16 weights with float32 masters
-(`trainer.precision`), and layers and a loss that are compiled or not (`trainer.compile`). `megatron` is asyncrl's other
-backend with one rank, which has bfloat16 weights; where megatron-core is not installed, `missing` says so. `plain` is
-transformers' own model and loss, torch's clipping and AdamW, on the same padded rows: under autocast, and with all weights
-in bfloat16.
-`tokens_per_s` counts tokens of samples, not padding; `share_of_peak` is of the device's bfloat16 peak; `gib` is the
-most memory that tensors took at a time. On a CPU: tiny models of the same kinds, in float32.
+(`trainer.precision`), and layers and a loss that are compiled or not (`trainer.compile`). `megatron` is asyncrl's
+other backend with one rank, which has bfloat16 weights; where megatron-core is not installed, `missing` says so.
+`plain` is transformers' own model and loss, torch's clipping and AdamW, on the same padded rows: under autocast, and
+with all weights in bfloat16. `tokens_per_s` counts tokens of samples, not padding; `share_of_peak` is of the device's
+bfloat16 peak; `gib` is the most memory that tensors took at a time. On a CPU: tiny models of the same kinds, in
+float32.
 
 Always: a step on a CPU with a vocabulary of 150,000, hidden size 64 and 4,096 tokens, in processes of their own.
 `cpu_peak_ratio` is its peak of resident memory above the level before it, over that of a loop that keeps whole logits
@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore  # Where torch's own types find it.
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
@@ -134,7 +135,7 @@ def megatron(model: Any, *, prompt: int, dtype: torch.dtype, packed: bool) -> St
     """Return a step of the Megatron backend; this process is its only rank."""
     device = next(model.parameters()).device
     if not dist.is_initialized():
-        store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
+        store = TCPStore("127.0.0.1", 0, 1, is_master=True)
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=0, world_size=1)
     settings = MegatronSettings(1.0, CLIP, BETAS, 0.0, 1.0, packed=packed)
     # It reads the weights of a model that is elsewhere, so that the device has them once.

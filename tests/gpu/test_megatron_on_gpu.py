@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore  # Where torch's own types find it.
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.trainers.backends.base import Rows
@@ -33,7 +34,7 @@ CLIP, BETAS = Clip(0.2, 0.3, 3.0), (0.9, 0.95)
 @pytest.fixture(scope="module")
 def joined() -> Iterator[None]:
     """A process group of this process alone, and megatron's groups in it."""
-    dist.init_process_group("nccl", store=dist.TCPStore("127.0.0.1", 0, 1, is_master=True), rank=0, world_size=1)
+    dist.init_process_group("nccl", store=TCPStore("127.0.0.1", 0, 1, is_master=True), rank=0, world_size=1)
     yield
     from megatron.core import parallel_state
 
