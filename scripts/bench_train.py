@@ -228,12 +228,15 @@ def steps(name: str, device: torch.device, options: argparse.Namespace) -> dict[
             vocabulary = model.config.vocab_size
             batch = batch_of(lengths, vocabulary, options.micro_batch_tokens // scale)
             flops = float(CostModel.of(model.config).flops(np.array(lengths)).sum())
-            seconds, gib = measured(make(model), batch, options.repeats, device)
-            out[kind][way] = {
-                "tokens_per_s": round(sum(lengths) / seconds),
-                "share_of_peak": None if peak is None else round(flops / seconds / peak, 4),
-                "gib": None if gib is None else round(gib, 2),
-            }
+            try:
+                seconds, gib = measured(make(model), batch, options.repeats, device)
+                out[kind][way] = {
+                    "tokens_per_s": round(sum(lengths) / seconds),
+                    "share_of_peak": None if peak is None else round(flops / seconds / peak, 4),
+                    "gib": None if gib is None else round(gib, 2),
+                }
+            except torch.OutOfMemoryError:
+                out[kind][way] = {"out_of_memory": True}
             print(f"{name} {kind} {way}: {json.dumps(out[kind][way])}", flush=True)
             del model
             torch.compiler.reset()  # It holds what it compiled, and so the weights.

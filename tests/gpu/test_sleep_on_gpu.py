@@ -65,15 +65,17 @@ def test_an_engine_asleep_has_neither_weights_nor_cache_on_the_gpu() -> None:
             await engine.wake()
             return awake, asleep, reserved()
 
+    torch.cuda.empty_cache()  # Else what earlier tests have left would be taken first.
     before = reserved()
     awake, asleep, again = anyio.run(main)
-    assert awake - before > CACHE // 2
+    assert awake - before >= CACHE // 2
     assert asleep - before < 64 * MIB
-    assert again - asleep > CACHE // 2
+    assert again - asleep >= CACHE // 2
 
 
 @pytest.mark.timeout(200)
 def test_a_backend_asleep_has_neither_weights_nor_moments_on_the_gpu() -> None:
+    torch.cuda.empty_cache()  # Else what earlier tests have left would be taken first.
     before = reserved()
     settings = TorchSettings(1.0, Clip(0.2, 0.3, 3.0), (0.9, 0.95), 0.1, 1.0, reference_kl=0.1)
     backend = TorchBackend(large_model(), settings, pad_id=0, compute_dtype=torch.bfloat16)
