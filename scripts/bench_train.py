@@ -21,8 +21,6 @@ in float32.
 import argparse
 import gc
 import json
-import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -255,12 +253,19 @@ def large_vocabulary_step(way: str) -> dict[str, float]:
     batch = batch_of([1024] * (LARGE_TOKENS // 1024), LARGE_VOCABULARY, LARGE_TOKENS)
     step = ours(model, prompt=16, dtype=torch.float32) if way == "asyncrl" else whole_logits(model)
     step([[torch.arange(2, 40)]])
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    before = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    before = resident("VmRSS")
     started = time.perf_counter()
     step(batch)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    return {"mb": round(peak - before, 1), "seconds": round(time.perf_counter() - started, 2)}
+    return {"mb": round(resident("VmHWM") - before, 1), "seconds": round(time.perf_counter() - started, 2)}
+
+
+def resident(which: str) -> float:
+    """Return MB of this process's resident memory: now (VmRSS), or at its highest (VmHWM).
+
+    Not getrusage's: that begins with what the process had that started this one.
+    """
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{which}:"))
+    return int(line.split()[1]) / 1024
 
 
 def whole_logits(model: Any) -> Step:
