@@ -34,8 +34,8 @@ RENAMED = {
 }
 """Old names of keys, which logs of older runs have."""
 
-# Maps with free content: each is one value, not a level of keys.
-_FREE = ("task.options", "environment.options")
+FREE = ("task.options", "environment.options")
+"""Maps with free content: each is one value, not a level of keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def flatten(config: RunConfig) -> dict[str, Any]:
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
         path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and path not in _FREE:
+        if isinstance(value, Mapping) and path not in FREE:
             yield from _leaves(value, f"{path}.")
         else:
             yield path, value
@@ -188,13 +188,13 @@ def _assign(tree: dict[str, Any], override: Override, sources: dict[str, str]) -
     known: Any = RunConfig
     for depth, name in enumerate([*sections, last]):
         where = ".".join([*sections, last][:depth])
-        if where in _FREE:
+        if where in FREE:
             break
         fields = known.model_fields if isinstance(known, type) and issubclass(known, BaseModel) else {}
         if name not in fields:
             raise ConfigError(_unknown(override, where, name, list(fields)))
         known = fields[name].annotation
-    if isinstance(known, type) and issubclass(known, BaseModel) and override.path not in _FREE:
+    if isinstance(known, type) and issubclass(known, BaseModel) and override.path not in FREE:
         raise ConfigError(
             f"{override.source}: {override.path} is a section; set one of its keys: {', '.join(known.model_fields)}"
         )
@@ -204,7 +204,7 @@ def _assign(tree: dict[str, Any], override: Override, sources: dict[str, str]) -
             node[name] = {}
         node = node[name]
     node[last] = override.value
-    free = next((place for place in _FREE if override.path.startswith(f"{place}.")), override.path)
+    free = next((place for place in FREE if override.path.startswith(f"{place}.")), override.path)
     sources[free] = override.source
 
 
@@ -239,7 +239,9 @@ def _explain(error: ValidationError, sources: Mapping[str, str]) -> Iterator[str
         if not path:
             yield message
             continue
-        given = _shortened(sources.get(path, sources.get(path.rpartition(".")[0], "the configuration")))
+        # A list that was given as one value has sources for itself alone.
+        above = [".".join(map(str, problem["loc"][:end])) for end in range(len(problem["loc"]), 0, -1)]
+        given = _shortened(next((sources[one] for one in above if one in sources), "the configuration"))
         named = f"{given} ({path})" if given.startswith("--") else f"{path} (from {given})"
         yield f"{named} is {_shortened(repr(problem.get('input')))}; {message}"
 

@@ -142,6 +142,8 @@ class Batcher:
         self.forget()
         live = list(self._slots)
         await self._fill(live, record=False)
+        if self._decoder.records_experts:
+            return  # What is recorded of them is of their old weights: who sits down with the same prompt fills it.
         for response in live:
             response.filled_in = self._cache_number
 
@@ -168,11 +170,14 @@ class Batcher:
             filled.setdefault(_prompt(response), response)
             response.filled_in = self._cache_number
         await self._fill(fills)
-        for copy in copies:
-            # What fails of one prompt fails of the same prompt: a copy of nothing must not decode.
-            if copy.donor in fills and copy.donor.ended and copy.donor.result.finish == "error":
+        # A copy of nothing must not decode.
+        alone = [copy for copy in copies if copy.donor in fills and copy.donor.ended]
+        for copy in alone:
+            # What fails of one prompt fails of the same prompt.
+            if copy.donor.result.finish == "error":
                 self._end(copy.to, "error", copy.donor.result.error)
-        copies = [copy for copy in copies if not copy.to.ended]
+        await self._fill([copy.to for copy in alone if not copy.to.ended])
+        copies = [copy for copy in copies if copy not in alone and not copy.to.ended]
         sources, targets = [copy.slot for copy in copies], [copy.to.slot for copy in copies]
         seats = [_seat_of(response) for response in fresh if not response.ended]
         length = max((len(copy.to.request.prompt_ids) - 1 for copy in copies), default=0)

@@ -127,6 +127,10 @@ class Decoder:
         self._copy(at, to, length)
         self._rows.copy(at, to)
 
+    @property
+    def records_experts(self) -> bool:
+        return self._experts is not None
+
     @torch.inference_mode()
     def experts(self, slot: int, tokens: int) -> Experts | None:
         """Return the experts chosen for a slot's first `tokens`; None if they are not recorded."""

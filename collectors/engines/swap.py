@@ -22,8 +22,8 @@ class WeightLoader(Protocol):
         """Stamp the tokens to come with this version."""
 
 
-async def swap(loader: WeightLoader, version: int, file: Path, before: Path | None) -> None:
-    """Load `file` and prove that it computes; if that fails, load `before` again and raise VersionError.
+async def swap(loader: WeightLoader, version: int, file: Path, before: Path | None, *, old: int) -> None:
+    """Load `file` and prove that it computes; if that fails, load `before`, of version `old`, and raise VersionError.
 
     GenerationError if the old weights could not be brought back either: the engine has to end.
     """
@@ -33,6 +33,8 @@ async def swap(loader: WeightLoader, version: int, file: Path, before: Path | No
     except AsyncRLError as error:
         try:
             await _load(loader, before)
+            # A call that nobody answered may have changed it.
+            await loader.label(old)
         except AsyncRLError as second:
             raise GenerationError(
                 f"version {version} could not be loaded ({error}), nor the weights before it: {second}"

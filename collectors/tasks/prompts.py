@@ -25,16 +25,16 @@ def list_prompts(task: Task, name: str, *, option: str = "task.name") -> list[Pr
     return _checked(given, f"{option} {name}")
 
 
-def list_evaluation_prompts(task: Task, name: str) -> list[Prompt]:
+def list_evaluation_prompts(task: Task, name: str, *, option: str = "task.name") -> list[Prompt]:
     """Return the task's prompts for evaluations, checked as those of `list_prompts` are."""
-    with user_code(f"task.name {name}: evaluation_prompts() failed"):
+    with user_code(f"{option} {name}: evaluation_prompts() failed"):
         given = list(task.evaluation_prompts())
     if not given:
         raise ConfigError(
-            f"task.name {name}: the task has no prompts for evaluations; list some in evaluation_prompts(), or name a "
+            f"{option} {name}: it has no prompts for evaluations; list some in evaluation_prompts(), or name a "
             "file (evaluation.path)"
         )
-    return _checked(given, f"task.name {name}")
+    return _checked(given, f"{option} {name}")
 
 
 def _checked(given: Sequence[Any], what: str) -> list[Prompt]:

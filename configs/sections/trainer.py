@@ -19,9 +19,9 @@ from asyncrl.configs.sections.fields import (
 
 class Trainer(Section):
     backend: Literal["torch", "megatron"]
-    """What trains. `torch`: each rank holds a whole replica of the model, as transformers has it; `megatron`:
-    Megatron-LM's model and optimizer, which divide a replica over ranks (docs/megatron.md; scripts/install
-    megatron)."""
+    """What trains. `torch`: each rank holds a whole replica of the model, as transformers has it, or with `sharding` a
+    part of one; `megatron`: Megatron-LM's model and optimizer, which divide a replica over ranks (docs/megatron.md;
+    scripts/install megatron)."""
     ranks: Few
     """Processes that train. Each replica of the model takes `tensor_parallel` times `pipeline_parallel` of them; the
     replicas share a batch."""

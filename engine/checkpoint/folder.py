@@ -52,9 +52,12 @@ def name_of(version: int) -> str:
     return f"v{version:06d}"
 
 
-def begin(folder: Path) -> Path:
-    """Make the folder in which `folder` is written aside, with places for ranks and groups, and return it."""
-    new = folder.with_name(f"{folder.name}.new")
+def begin(folder: Path, *, attempt: int = 1) -> Path:
+    """Make the folder in which `folder` is written aside, with places for ranks and groups, and return it.
+
+    Each attempt of a process has a number of its own: one that was given up may still be writing.
+    """
+    new = folder.with_name(f"{folder.name}.{attempt}.new")
     shutil.rmtree(new, ignore_errors=True)
     for place in (TRAINER, GROUPS):
         (new / place).mkdir(parents=True)

@@ -91,6 +91,12 @@ class FrontEndState(msgspec.Struct, frozen=True):
     open: BatchState | None
     handed_on: list[BatchState]
 
+    @property
+    def judged(self) -> set[int]:
+        """The groups that have a verdict."""
+        batches = [*self.handed_on, *([] if self.open is None else [self.open])]
+        return {group for batch in batches for group in batch.judged}
+
 
 class PromptsState(msgspec.Struct, frozen=True):
     """The place in the data of `count` prompts, and the lost prompts that come again."""

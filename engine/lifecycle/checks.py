@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 import torch
 
+from asyncrl.collectors.engines.rows import MAX_STOP_IDS
 from asyncrl.configs import Loaded, RunConfig
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.lifecycle.backends import torch_backend
@@ -88,8 +89,13 @@ def warn_of_settings(config: RunConfig) -> None:
 
 
 def _check_tokens(config: RunConfig, architecture: Any, tokenizer: Tokenizer) -> None:
-    known = architecture.get_text_config().vocab_size
-    odd = [token for token in (tokenizer.pad_id, *stop_ids(config, tokenizer)) if not 0 <= token < known]
+    known, stops = architecture.get_text_config().vocab_size, stop_ids(config, tokenizer)
+    if len(stops) > MAX_STOP_IDS and config.collector.engine not in ELSEWHERE:
+        raise ConfigError(
+            f"{len(stops)} tokens end responses (rollout.stop_token_ids, and those of the tokenizer and "
+            f"generation_config.json), and the engine takes at most {MAX_STOP_IDS}"
+        )
+    odd = [token for token in (tokenizer.pad_id, *stops) if not 0 <= token < known]
     if odd:
         raise ConfigError(
             f"token {odd[0]} pads or ends responses, by the tokenizer, generation_config.json or "

@@ -21,7 +21,7 @@ def build_elsewhere(config: RunConfig, index: int, tokenizer: Tokenizer) -> Engi
         # Whoever generates in this process need not import an HTTP client.
         from asyncrl.collectors.engines.http.engine import HTTPEngine
 
-        return HTTPEngine(http_settings(config, servers_of(config, index)), text=lambda ids: tokenizer.decode([*ids]))
+        return HTTPEngine(http_settings(config, servers_of(config, index)), text=tokenizer.whole_text)
     from asyncrl.collectors.engines.vllm.engine import VLLMEngine
     from asyncrl.collectors.engines.vllm.settings import VLLMSettings
 
@@ -37,7 +37,7 @@ def build_elsewhere(config: RunConfig, index: int, tokenizer: Tokenizer) -> Engi
         threads=collector.threads,
         weights_folder=config.weights_folder,
     )
-    return VLLMEngine(settings, text=lambda ids: tokenizer.decode([*ids]))
+    return VLLMEngine(settings, text=tokenizer.whole_text)
 
 
 def http_settings(config: RunConfig, urls: tuple[str, ...]) -> HTTPSettings:

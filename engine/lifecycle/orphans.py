@@ -11,12 +11,13 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 MARK = "ASYNCRL_DRIVER"
 _PROC = Path("/proc")
-_OURS = (b"ray::", b"/ray/", b"asyncrl.collectors.score_worker", b"/mooncake_master")
-"""What stands in the command line of a process that a run starts."""
+_OURS = (b"-packages/ray/", b"asyncrl.collectors.score_worker", b"/mooncake_master")
+"""What stands in the command line of a process that a run starts. In Ray's own images everything is below /home/ray."""
 
 
 def mark() -> str:
@@ -66,8 +67,15 @@ def _runs(driver: str) -> bool:
 def _is_ours(pid: int) -> bool:
     with suppress(OSError):
         words = (_PROC / str(pid) / "cmdline").read_bytes()
-        return any(word in words for word in _OURS)
+        return words.startswith(b"ray::") or any(word in words for word in (*_OURS, _ray_folder()))
     return False
+
+
+def _ray_folder() -> bytes:
+    """Return where the Ray of this Python is, without importing it."""
+    found = find_spec("ray")
+    assert found is not None, "asyncrl needs Ray"
+    return os.fsencode(f"{os.path.dirname(str(found.origin))}{os.sep}")
 
 
 def start_ticks(pid: int) -> str:

@@ -101,8 +101,18 @@ def stop_ids(config: RunConfig, tokenizer: Tokenizer) -> list[int]:
 
 
 def positions_of(architecture: Any) -> int | None:
-    """Return the largest number of positions in a Hugging Face configuration; None if it does not name one."""
-    found = getattr(architecture.get_text_config(), "max_position_embeddings", None)
+    """Return the largest number of positions in a Hugging Face configuration; None if it does not name one.
+
+    Of LongRoPE only the first ones count, of before it was stretched: a pass with any position beyond rotates all of
+    its positions otherwise, so that a sample's log-probabilities would depend on what else is in its micro-batch.
+    """
+    text = architecture.get_text_config()
+    found = getattr(text, "max_position_embeddings", None)
+    rotary = getattr(text, "rope_parameters", None) or {}
+    for one in (rotary, *(value for value in rotary.values() if isinstance(value, Mapping))):
+        if one.get("rope_type") == "longrope":
+            first = getattr(text, "original_max_position_embeddings", None)
+            found = one.get("original_max_position_embeddings") or first or found
     return int(found) if found else None
 
 
@@ -218,7 +228,7 @@ def _native(config: RunConfig, model: Any, tokenizer: Tokenizer, *, blocking: Bl
         compiled=collector.compile and next(model.parameters()).is_cuda and not config.trainer.router_replay,
         experts=config.trainer.router_replay,
     )
-    return NativeEngine(model, settings, blocking=blocking, text=lambda ids: tokenizer.decode(list(ids)))
+    return NativeEngine(model, settings, blocking=blocking, text=tokenizer.whole_text)
 
 
 def build_collector(

@@ -33,6 +33,10 @@ _FRUGAL = {
     "TQ_CLIENT_ZMQ_IO_THREADS": "1",
     "TQ_NUM_THREADS": "1",
 }
+_OF_OWN_CLUSTER = {
+    # Ray would keep a record of every call of an actor: 350 MB after the 100,000 that it keeps at most.
+    "RAY_task_events_report_interval_ms": "0",
+}
 _READABLE = {
     # Ray writes what an actor does over its environment, and the mark of the run in it would be lost (orphans.py).
     "SPT_NOENV": "1",
@@ -125,7 +129,7 @@ def _wanted(threads: int, *, joins: str | None) -> dict[str, str]:
     # For an address on loopback Ray would else try the same port of another interface.
     joined = {**_JOINS, **(_LOOPBACK if joins and joins.startswith(("127.", "localhost:")) else {})}
     own = {**_FRUGAL, **_READABLE, **_AS_STARTED, **_QUIET, "OMP_NUM_THREADS": str(threads)}
-    return {**(_LOOPBACK if joins is None else joined), **own}
+    return {**({**_LOOPBACK, **_OF_OWN_CLUSTER} if joins is None else joined), **own}
 
 
 def _too_late() -> bool:

@@ -96,6 +96,7 @@ class Checkpointer:
         self._last_version = 0
         self._last_s = events.now
         self._waited_s = 0.0
+        self._attempts = 0
         self._made = 0
         self._failures: list[str] = []
         self._finishing = False
@@ -164,10 +165,14 @@ class Checkpointer:
     async def _save(self, cut: _Cut) -> None:
         directory, blocking, keep = self._settings.directory, self._blocking, self._settings.keep
         folder = directory / on_disk.name_of(cut.version)
-        new = await blocking(lambda: on_disk.begin(folder))
+        self._attempts += 1
+        attempt = self._attempts
+        new = await blocking(lambda: on_disk.begin(folder, attempt=attempt))
         try:
             await self._fill(new, cut)
-            await blocking(lambda: on_disk.finish(new, folder, version=cut.version, after=cut.after))
+            # A thread that nobody waits for would rename the folder later, when its files are removed.
+            with anyio.CancelScope(shield=True):
+                await blocking(lambda: on_disk.finish(new, folder, version=cut.version, after=cut.after))
         except BaseException:
             # Each failure would leave its files, and on a full disk the event log has no room beside them.
             on_disk.discard(new)

@@ -196,7 +196,7 @@ class Controller:
         if self._checkpoints is not None and self._works:
             version = self.core.versions.trainer
             await self._checkpoints.finish(ending, self._position.state, self.core.groups, version=version)
-        await self._stop(plane_is_down=isinstance(ending.error, DataPlaneDown | DataPlaneSilent))
+        await self._stop()
         if ending.code == 0 and not self._progress.steps:
             where = self._progress.alarms.in_vain()
             ending = Ending(1, f"{ending.reason}, but no step was trained{f': of the {where}' if where else ''}")
@@ -254,6 +254,8 @@ class Controller:
 
     async def keys_left(self, *partitions: str) -> int | None:
         """Count the keys in the data plane; None if it no longer answers."""
+        if self._plane_is_down:
+            return None  # Its answer would be waited for as long again.
         plane = self._deployment.plane
         try:
             return sum([len(await plane.keys(partition)) for partition in partitions])
@@ -406,9 +408,14 @@ class Controller:
         self._ending = self._ending or Ending(0, reason)
         self._prompts.close()
 
-    async def _stop(self, *, plane_is_down: bool) -> None:
+    @property
+    def _plane_is_down(self) -> bool:
+        """Whether the run ends because its data plane has died, or no longer answers."""
+        return self._ending is not None and isinstance(self._ending.error, DataPlaneDown | DataPlaneSilent)
+
+    async def _stop(self) -> None:
         """Stop collectors, then settle all groups without a fate; each within a limit, even if actors are gone."""
-        limit = _DOWN_STOP_S if plane_is_down else self._config.supervision.stop_timeout_s
+        limit = _DOWN_STOP_S if self._plane_is_down else self._config.supervision.stop_timeout_s
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
                 for member in self._collectors.all():

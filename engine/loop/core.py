@@ -201,12 +201,13 @@ class Core:
 
     def state(self) -> CoreState:
         """Return what is known between the close of a batch and the take of the next one, for `restore`."""
+        front_end = self.front_end.state()
         return CoreState(
             version=self.versions.trainer,
-            groups=self.groups.state(),
+            groups=self.groups.state(front_end.judged),
             out=self.groups.run_ahead.out,
             unpublished={version: list(groups) for version, groups in self._unpublished.items()},
-            front_end=self.front_end.state(),
+            front_end=front_end,
             statistics=self._judged.state_dict(),
             filters=self._chain.state_dict(),
             filter_stats={name: stats.summary() for name, stats in self._chain.stats.items()},

@@ -4,7 +4,7 @@ Invariants: a group is in flight, buffered, claimed or settled, and moves that w
 its samples gets one fate, logged before its key is cleared; its capacity comes back once.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -323,14 +323,18 @@ class Groups:
         if freed:
             self._log.append(Released(groups=freed))
 
-    def state(self) -> list[GroupState]:
-        """Return the groups without a fate, for `restore`, in order of dispatch."""
-        places: list[tuple[Place, Mapping[int, GroupMeta]]] = [("buffered", self._buffered), ("claimed", self._claimed)]
-        held = [
-            GroupState(GrantState.of(self._grants[number]), place, list(group.keys), dict(group.tags))
-            for place, groups in places
-            for number, group in groups.items()
-        ]
+    def state(self, judged: Container[int]) -> list[GroupState]:
+        """Return the groups without a fate, for `restore`, in order of dispatch.
+
+        What is claimed and not `judged` yet has no batch: it is to be claimed again.
+        """
+
+        def of(number: int, group: GroupMeta, place: Place) -> GroupState:
+            return GroupState(GrantState.of(self._grants[number]), place, list(group.keys), dict(group.tags))
+
+        held = [of(number, group, "buffered") for number, group in self._buffered.items()]
+        for number, group in self._claimed.items():
+            held.append(of(number, group, "claimed" if number in judged else "buffered"))
         flying = [GroupState(GrantState.of(grant), "in_flight") for grant in self._in_flight.values()]
         return sorted(held + flying, key=lambda state: state.grant.group)
 

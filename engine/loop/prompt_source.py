@@ -90,7 +90,7 @@ class PromptSource:
     @property
     def more(self) -> bool:
         """Whether another turn may come; True until `next` has looked."""
-        return bool(self._lost) or not self._exhausted
+        return self._gives_lost or not self._exhausted
 
     def more_may_come(self, *, in_flight: bool) -> bool:
         """Return whether another group can still arrive; `in_flight` says whether any is on its way."""
@@ -100,7 +100,7 @@ class PromptSource:
         """Return the next turn; None at the end of the data. GenerationError once every prompt is retired."""
         passed_over = 0
         while True:
-            if self._lost:
+            if self._gives_lost:
                 lost = self._lost.popleft()
                 turn = Turn(lost.prompt, lost.tries + 1, lost.group)
             else:
@@ -114,14 +114,15 @@ class PromptSource:
             passed_over += 1
             # A stream leaves prompts out, so that not all of those counted can be retired. One that is left comes
             # within two epochs, first in the one and last in the next.
-            if passed_over > 2 * self._prompts.prompts and not self._lost:
+            if passed_over > 2 * self._prompts.prompts and not self._gives_lost:
                 self._retirement.none_left()
 
     def lost(self, grant: Grant, reason: str) -> None:
         """Let a lost prompt come again: up to `requeue_tries` times if it got too old, else always."""
         if reason in (RECALLED, NOT_RESTORED, COLLECTOR_DIED):
-            self._recall(grant)
-        elif grant.tries < self._tries and not self._closed:
+            # `next` adds a try, and a recall must not count as one.
+            self._lost.append(replace(grant, tries=grant.tries - 1))
+        elif grant.tries < self._tries:
             self._lost.append(grant)
         elif self._tries:
             prompt = grant.prompt
@@ -142,10 +143,9 @@ class PromptSource:
         return state.grant(stream.same(state.prompt) if isinstance(stream, Listed) else state.prompt.prompt())
 
     def close(self) -> None:
-        """From now on no lost prompt comes again, because the run ends."""
+        """From now on no lost prompt comes again, because the run ends. Its last checkpoint keeps them for the next."""
         self._closed = True
 
-    def _recall(self, grant: Grant) -> None:
-        if not self._closed:
-            # `next` adds a try, and a recall must not count as one.
-            self._lost.append(replace(grant, tries=grant.tries - 1))
+    @property
+    def _gives_lost(self) -> bool:
+        return bool(self._lost) and not self._closed

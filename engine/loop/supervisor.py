@@ -184,10 +184,14 @@ class Supervisor:
             raise error
         if not self.deaths.survived(EVALUATOR):
             raise error
-        handle = await self._start_in_place(EVALUATOR, error)
-        assert handle is not None, "the roster is of collectors"
-        self._note_restart(EVALUATOR)
-        return handle
+        try:
+            handle = await self._start_in_place(EVALUATOR, error)
+            if handle is None:  # Its node is lost.
+                raise error
+            self._note_restart(EVALUATOR)
+            return handle
+        finally:
+            self._losses.pop(EVALUATOR, None)  # Else it would be restarted for ever, to whoever asks.
 
     async def _replace(self, name: str, error: Exception) -> Member | None:
         """Bury a collector, and start another in its place, as often as the policy allows; None if it is to leave."""

@@ -24,7 +24,11 @@ class Tokenizer(Protocol):
     def encode_more(self, text: str) -> list[int]:
         """Return the ids of a text that goes on from another: an answer."""
 
-    def decode(self, ids: list[int]) -> str: ...
+    def decode(self, ids: list[int]) -> str:
+        """Return the text that a score reads: special tokens of a checkpoint's tokenizer are left out."""
+
+    def whole_text(self, ids: Sequence[int]) -> str:
+        """Return the text of all tokens, in which stop strings are looked for."""
 
 
 class ChatTokenizer(Tokenizer, Protocol):
@@ -72,6 +76,9 @@ class CharTokenizer:
     def decode(self, ids: list[int]) -> str:
         """Return the characters; the end is left out, and padding, which no answer holds, shows as `_`."""
         return "".join("_" if i == self.pad_id else _ALPHABET[i - 2] for i in ids if i != self.eos_id)
+
+    def whole_text(self, ids: Sequence[int]) -> str:
+        return self.decode(list(ids))
 
 
 class HuggingFaceTokenizer:
@@ -125,6 +132,9 @@ class HuggingFaceTokenizer:
 
     def decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def whole_text(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def _first_tokens(self, path: str, add_bos: bool | None) -> list[int]:
         if add_bos is False:

@@ -20,6 +20,9 @@ from asyncrl.engine.running.sources import prepare_sources, with_prompts
 from asyncrl.filters import BaseRolloutFilter, build_chain
 from asyncrl.filters.load import with_objects
 
+_SHORT = 2
+"""New tokens that the default preset allows."""
+
 
 def check_process(config: RunConfig) -> None:
     """Check that this process can have the run: ConfigError if not."""
@@ -100,6 +103,12 @@ def check_with_model(loaded: Loaded, prepared: PreparedTask) -> PreparedTask:
     from asyncrl.engine.model.tokenizer import CharTokenizer
 
     tokenizer = CharTokenizer()
+    strange = [token for token in config.rollout.stop_token_ids if not 0 <= token < tokenizer.vocab_size]
+    if strange:
+        raise ConfigError(
+            f"rollout.stop_token_ids (from {loaded.sources['rollout.stop_token_ids']}) has {strange[0]}, and the "
+            f"built-in model knows tokens 0 to {tokenizer.vocab_size - 1}"
+        )
     for prompt in prepared.prompts:
         try:
             tokenizer.encode(prompt.text)
@@ -171,15 +180,20 @@ def check_stale_mode(loaded: Loaded) -> None:
 
 
 def warnings_of(config: RunConfig) -> list[str]:
-    """Return what a user should hear of a configuration that may run, in words: what it biases."""
-    rollout = config.rollout
-    if not rollout.oversample:
-        return []
-    return [
-        f"rollout.oversample is {rollout.oversample}: of {rollout.group_size + rollout.oversample} answers the "
-        f"{rollout.group_size} that end first are trained on, so long ones are trained on less often than they are "
-        "generated; the figures of length_bias do not show it"
-    ]
+    """Return what a user should hear of a configuration that may run, in words: what it biases, or cuts."""
+    rollout, found = config.rollout, []
+    if rollout.oversample:
+        found.append(
+            f"rollout.oversample is {rollout.oversample}: of {rollout.group_size + rollout.oversample} answers the "
+            f"{rollout.group_size} that end first are trained on, so long ones are trained on less often than they are "
+            "generated; the figures of length_bias do not show it"
+        )
+    if config.model.path is not None and rollout.max_new_tokens <= _SHORT:
+        found.append(
+            f"rollout.max_new_tokens is {rollout.max_new_tokens}, which is the built-in small model's: answers of "
+            f"{config.model.path} are cut after as many tokens"
+        )
+    return found
 
 
 def _check_synchronous(loaded: Loaded) -> None:

@@ -93,7 +93,8 @@ def with_evaluation(config: RunConfig, prepared: PreparedTask) -> PreparedTask:
     else:
         # By a hash, so that a few of many are not those of one kind.
         name = config.environment.name
-        listed = list_evaluation_prompts(prepared.task, config.task.name if name is None else name)
+        option, named = ("task.name", config.task.name) if name is None else ("environment.name", name)
+        listed = list_evaluation_prompts(prepared.task, named, option=option)
         prompts = sorted(listed, key=lambda one: share_of(one.id))[: asked.max_prompts]
         if name is not None:
             own = replace(prepared, prompts=prompts, examples=())

@@ -68,6 +68,9 @@ class SimulatedTokenizer:
     def decode(self, ids: list[int]) -> str:
         return str(ids[0])
 
+    def whole_text(self, ids: Sequence[int]) -> str:
+        return self.decode(list(ids))
+
 
 class SimulatedTask(Task):
     def __init__(self, profile: Profile, pending: PendingSamples) -> None:

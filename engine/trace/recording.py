@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.configs import Override, RunConfig, load
-from asyncrl.configs.load import DEFAULT_PRESET, RENAMED
+from asyncrl.configs.load import DEFAULT_PRESET, FREE, RENAMED
 from asyncrl.configs.named_code import check_code
 from asyncrl.engine.errors import TraceError
 from asyncrl.engine.events.log import effective_events, located_events
@@ -184,7 +184,7 @@ def _check(located: Iterable[tuple[str, AnyEvent]]) -> None:
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in tree.items():
         path = f"{prefix}{name}"
-        if isinstance(value, Mapping) and path != "task.options":
+        if isinstance(value, Mapping) and path not in FREE:
             yield from _leaves(value, f"{path}.")
         else:
             yield path, value

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from asyncrl.collectors.engines.base import Chunk, Request, Result, Sampling
+from asyncrl.collectors.generators.engine_generator import EngineGenerator
 from asyncrl.engine.errors import VersionError
 from asyncrl.engine.testing.conformance.engine_contract import CONTRACT, Stream, Trial, reading
 from asyncrl.engine.testing.conformance.engine_trials import VOCABULARY, serving
@@ -166,6 +167,29 @@ def test_a_cache_that_is_not_emptied_is_an_error_and_changes_nothing(held: Hold)
         assert stream.results[0].spans == ((0, 0, trial.long_tokens),)
         llm.refuses_reset = False
         assert await trial.update(cache="recompute") == 1
+
+    held(test)
+
+
+def test_updates_that_abort_end_what_is_let_in_while_they_do(held: Hold) -> None:
+    """vLLM keeps what comes during a pause until its end, which waited for that: the engine stood still."""
+
+    async def test(trial: Trial, _: FakeLLM) -> None:
+        generator = EngineGenerator(trial.engine, Sampling(60), on_update="continue")
+
+        async def converse(number: int) -> None:
+            for turn in range(1000):
+                tokens = 1 + (7 * number + turn) % 12
+                request = generator.request((1, 2, 3), turn, max_new_tokens=tokens, temperature=1.0)
+                await generator.respond(request, lambda: None)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(32):
+                tasks.start_soon(converse, number)
+            for version in range(1, 30):
+                await generator.update_weights(version, state(version))
+                await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
 
     held(test)
 

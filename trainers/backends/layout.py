@@ -39,13 +39,18 @@ class Layout:
 
     @classmethod
     def packed(cls, tokens: Sequence[torch.Tensor], *, pad_id: int, align: int = 1, pad_to: int = 0) -> "Layout":
-        """Put all samples into one row, each in a multiple of `align` positions. The rest of `pad_to` is one more."""
+        """Put all samples into one row, each in a multiple of `align` positions; the rest of `pad_to` is more of them.
+
+        Of that none is longer than the longest sample: a model may have no more positions, and where the longest of a
+        pass changes the rotations of all, padding must not be it.
+        """
         lengths = _lengths(tokens)
         taken = -(-lengths // align) * align
         total = int(taken.sum())
         starts = taken.cumsum(0) - taken
         ids = _filled(tokens, starts, lengths, max(total, pad_to), pad_id)
-        rest = [pad_to - total] if pad_to > total else []
+        longest, gap = int(taken.max()), max(0, pad_to - total)
+        rest = [min(longest, gap - at) for at in range(0, gap, longest)]
         return cls(ids.unsqueeze(0), starts, lengths, Packing([*taken.tolist(), *rest]))
 
     def attention(self) -> torch.Tensor:

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from asyncrl.engine.aio.blocking import Blocking
 from asyncrl.engine.errors import ConfigError
+from asyncrl.engine.model.routers import has_routers
 from asyncrl.engine.weights.base import State
 from asyncrl.engine.weights.digest import check_equal, digest
 from asyncrl.engine.weights.twins import without_twins
@@ -125,7 +126,13 @@ class ShardedTokens:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
             # A rank whose rows reach fewer weights, such as experts, would otherwise leave the others waiting.
-            module.set_reduce_scatter_unused_params(True)
+            if hasattr(module, "set_reduce_scatter_unused_params"):
+                module.set_reduce_scatter_unused_params(True)
+            elif has_routers(model):
+                raise ConfigError(
+                    f"trainer.sharding of a mixture of experts needs a torch after {torch.__version__}, whose FSDP2 "
+                    "waits for experts that no token chose. It must be none, or the backend megatron"
+                )
         self._buckets: list[tuple[FSDPModule, list[str]]] = []
         rest = dict.fromkeys(names)
         for name, layer in layers.items():

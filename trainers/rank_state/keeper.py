@@ -3,6 +3,7 @@
 Invariant: what is written is of one version, the one that was held, whatever is trained meanwhile.
 """
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -121,8 +122,13 @@ class StateKeeper:
                 path.unlink()
 
     def _check_room(self, folder: Path, held: _Held) -> None:
-        """OSError if the disk is too small. To find out by filling it would take the event log's last bytes, too."""
-        needed, free = sum(tensor.nbytes for tensor in held.tensors.values()), self._free_bytes(folder)
+        """OSError if the disk is too small. To find out by filling it would take the event log's last bytes, too.
+
+        All ranks write at the same time, so each counts whole tensors, and what the others have written already.
+        """
+        wholes = {name: math.prod(place.shape) for name, place in held.places.items()}
+        needed = sum(wholes.get(name, one.numel()) * one.itemsize for name, one in held.tensors.items())
+        free = self._free_bytes(folder) + sum(path.stat().st_size for path in folder.iterdir())
         if free < needed:
             raise OSError(f"the state needs {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free")
 

@@ -121,6 +121,8 @@ class HTTPEngine(EngineElsewhere):
             await self.abort()
         async with self._control:
             self._admission.close()
+            if in_flight == "abort":  # What was let in meanwhile: held, it would go on under other weights.
+                await self.abort()
             if in_flight == "drain":
                 # Held before, they could not end.
                 await self._fleet.go_on()
@@ -165,7 +167,8 @@ class HTTPEngine(EngineElsewhere):
                         if reply.finish is not None:
                             answer.take_spans(reply.spans)
                             ended = True
-                            if reply.finish == "error" or (rounds == _ROUNDS and not answer.ended):
+                            unfinished = not answer.ended and answer.left > 0
+                            if reply.finish == "error" or (rounds >= _ROUNDS and unfinished):
                                 flight.ending, error = "error", f"{replica.url} ended the request {rounds} times"
                         if chunk is not None and request.stream:
                             yield chunk

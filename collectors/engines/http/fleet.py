@@ -108,7 +108,7 @@ class Fleet:
         async def load(replica: Replica) -> None:
             replica.holds = None
             try:
-                await swap(replica.server, version, file, before)
+                await swap(replica.server, version, file, before, old=old)
                 replica.holds = version
                 taken.append(replica)
             except VersionError as error:

@@ -102,6 +102,8 @@ class VLLMEngine(EngineElsewhere):
         async with self._control:
             self._paused = True
             self._admission.close()
+            if in_flight == "abort":  # What was let in meanwhile: vLLM would keep it until the pause ends.
+                await self.abort()
             if self._llm is not None:
                 await self._llm.pause_generation(mode=_MODES[in_flight], clear_cache=False)
             if in_flight != "keep":
@@ -233,7 +235,7 @@ class VLLMEngine(EngineElsewhere):
                     # Before the swap: an engine that refuses has changed nothing yet.
                     await self._empty_cache()
                 loader = FileLoader(llm, Path(self._settings.model_path), _CALL_TIMEOUT_S)
-                await swap(loader, version, file, files.served)
+                await swap(loader, version, file, files.served, old=self._version)
                 files.serve(file)
                 self._version = version
                 for flight, current in list(self._rounds.items()):

@@ -11,7 +11,7 @@ from asyncrl.engine.cli.doctor import _extra as extra
 from asyncrl.engine.cli.doctor import _folder as writable
 from asyncrl.engine.cli.doctor import _package as package
 
-EXTRAS = ("megatron", "mooncake", "smollm2", "vllm")
+EXTRAS = ("agents", "data", "lora", "math", "megatron", "mooncake", "smollm2", "verifiers", "vllm")
 
 
 def shown(findings: list[Finding]) -> tuple[int, str]:
@@ -24,7 +24,7 @@ def test_it_looks_at_everything_a_run_needs() -> None:
     found = {finding.what: finding for finding in examine()}
     needed = ["Python", "torch", "ray", "transferqueue", "transformers", "loopback ports", "memory", "shared memory"]
     needed.append("folder")
-    assert list(found) == [*needed, "GPU", "extra data", *(f"extra {name}" for name in EXTRAS)]
+    assert list(found) == [*needed, "GPU", *(f"extra {name}" for name in EXTRAS)]
     assert [name for name, finding in found.items() if finding.required] == needed
     assert all(found[name].ok for name in needed[:6])
     assert all(finding.advice for finding in found.values() if not finding.ok)

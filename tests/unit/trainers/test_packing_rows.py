@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from asyncrl.engine.errors import ConfigError
+from asyncrl.trainers.backends.layout import Layout
 from asyncrl.trainers.backends.packing import Packing, has_varlen, varlen_attention
 
 CPU = torch.device("cpu")
@@ -47,3 +48,13 @@ def test_attention_that_the_kernel_lacks_is_refused_with_the_option_to_change(od
     options: dict[str, Any] = {odd: torch.ones(1)}
     with pytest.raises(ConfigError, match=r"set trainer\.packed to false"):
         varlen_attention(object(), one, one, one, None, cu_seq_lens_q=torch.tensor([0, 1]), max_length_q=1, **options)
+
+
+def test_the_rest_of_a_row_is_no_longer_than_its_longest_sample() -> None:
+    """A model may have no position beyond, and some rotate all positions by the longest of a pass."""
+    tokens = [torch.arange(1, 4), torch.arange(1, 3)]
+    for pad_to, lengths in ((0, [3, 2]), (5, [3, 2]), (7, [3, 2, 2]), (12, [3, 2, 3, 3, 1])):
+        layout = Layout.packed(tokens, pad_id=0, pad_to=pad_to)
+        assert layout.packing is not None
+        assert list(layout.packing.lengths) == lengths
+        assert layout.ids.shape == (1, max(5, pad_to))

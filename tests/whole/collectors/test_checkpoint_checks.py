@@ -159,6 +159,31 @@ def test_a_prompt_that_needs_more_positions_than_there_are_is_refused(save_check
         check_checkpoint(run_config(path, rollout__max_new_tokens=30), PROMPTS)
 
 
+def test_more_tokens_that_end_responses_than_the_engine_takes_are_refused(save_checkpoint: Callable[..., Path]) -> None:
+    """Each request would fail. The checkpoint's own, 1, counts too."""
+    path = save_checkpoint(tiny(vocab_size=32))
+    check_checkpoint(run_config(path, rollout__stop_token_ids=[*range(2, 17)]), PROMPTS)
+    with pytest.raises(ConfigError, match=r"17 tokens end responses .*rollout\.stop_token_ids.* at most 16"):
+        check_checkpoint(run_config(path, rollout__stop_token_ids=[*range(2, 18)]), PROMPTS)
+
+
+def test_of_longrope_only_the_positions_of_before_it_was_stretched_are_used(
+    save_checkpoint: Callable[..., Path],
+) -> None:
+    """A pass with one position beyond rotates all of its positions otherwise, also those of other samples."""
+    rotary = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "original_max_position_embeddings": 32,
+    }
+    path = save_checkpoint(tiny(max_position_embeddings=128, rope_parameters=rotary, head_dim=8))
+    check_checkpoint(run_config(path, rollout__max_new_tokens=29), PROMPTS)
+    with pytest.raises(ConfigError, match=r"prompt 7 has 3 tokens, and rollout\.max_new_tokens is 30.* 32 positions"):
+        check_checkpoint(run_config(path, rollout__max_new_tokens=30), PROMPTS)
+
+
 def test_a_tokenizer_of_another_model_is_refused(save_checkpoint: Callable[..., Path]) -> None:
     """FOUND-L8: a prompt with a token that the embeddings do not have."""
     path = save_checkpoint(tiny(vocab_size=8))

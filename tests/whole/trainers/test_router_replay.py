@@ -184,6 +184,36 @@ def test_a_cache_made_anew_leaves_the_rows_of_tokens_that_were_sampled_with_the_
     assert (result.experts[known:-1] == own_choice(moe(seed=2), ids)[known:-1]).all()
 
 
+def test_a_sibling_that_sits_down_on_a_cache_made_anew_has_the_experts_of_its_own_weights() -> None:
+    """Two slots and a group of three: the third begins once the second has ended, after the update."""
+    requests = asking(3, tokens=40)
+    requests[1] = replace(requests[1], sampling=Sampling(12))
+
+    async def main() -> list[Result]:
+        engine = NativeEngine(moe(), NativeSettings(2, 64, 2**28, burst=1, experts=True), blocking=in_place)
+        results: dict[str, Result] = {}
+
+        async def ask(request: Request) -> None:
+            (results[request.id],) = await engine.generate_group([request], lambda: None)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engine.run)
+            async with anyio.create_task_group() as readers:
+                for request in requests:
+                    readers.start_soon(ask, request)
+                while (await engine.stats()).running < 2:
+                    await anyio.sleep(0)
+                await engine.update_weights(1, moe(seed=2).state_dict(), "recompute")
+            tasks.cancel_scope.cancel()
+        return [results[request.id] for request in requests]
+
+    *_, third = anyio.run(main)
+    assert [version for version, _, _ in third.spans] == [1]
+    assert third.experts is not None
+    ids = [*requests[2].prompt_ids, *third.token_ids]
+    assert (third.experts[:-1] == own_choice(moe(seed=2), ids)[:-1]).all()
+
+
 def gap(model: Any, *, replay: bool) -> float:
     """Return how far a trainer in float32 is from a sampler in bfloat16, in the mean over tokens."""
     results = sampled(copy.deepcopy(model).to(torch.bfloat16), asking(6, tokens=40))

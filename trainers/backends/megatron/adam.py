@@ -11,6 +11,7 @@ import torch
 from megatron.core.optimizer import OptimizerConfig, ParamGroupOverride, ParamKey, get_megatron_optimizer
 from megatron.core.optimizer.optimizer_config import ParamPredicate
 
+from asyncrl.engine.errors import ConfigError
 from asyncrl.trainers.backends.megatron.settings import MegatronSettings
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -40,6 +41,13 @@ class Adam:
         self._owners = {
             parameter: one for one in self._optimizer.chained_optimizers for parameter in one.model_param_gbuf_map
         }
+        for one in self._owners.values():
+            if type(one.optimizer) is not torch.optim.AdamW:
+                raise ConfigError(
+                    f"trainer.backend megatron: megatron-core has taken {type(one.optimizer).__module__}'s AdamW in "
+                    "place of torch's, and asyncrl would restore its steps wrongly. Install asyncrl where Transformer "
+                    "Engine and Apex cannot be imported (scripts/install megatron)"
+                )
         self._weight_decay = settings.weight_decay
         self.updates = 0
 

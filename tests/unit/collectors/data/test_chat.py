@@ -140,6 +140,7 @@ def test_a_template_that_is_missing_is_warned_of_once_unless_that_is_meant(
         "model.path": tmp_path / named,
         "data.path": config.data.path,
         "data.chat_template": config.data.chat_template,
+        "rollout.max_new_tokens": 8,
     }
     words = [word for name, value in sets.items() for word in ("--set", f"{name}={value}")]
     result = CliRunner().invoke(app, ["train", "--dry-run", *words])

@@ -1,5 +1,6 @@
 """A swap is whole or undone; its files are those of the checkpoint, and are removed."""
 
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -38,7 +39,7 @@ class Loader:
 
 def test_a_swap_that_took_labels_the_tokens_to_come() -> None:
     loader = Loader()
-    anyio.run(swap, loader, 5, NEW, OLD)
+    anyio.run(partial(swap, loader, 5, NEW, OLD, old=4))
     assert (loader.holds, loader.version) == (NEW, 5)
 
 
@@ -46,13 +47,28 @@ def test_a_swap_that_took_labels_the_tokens_to_come() -> None:
 def test_a_swap_that_did_not_take_is_undone(fault: dict[str, tuple[Path, ...]]) -> None:
     loader = Loader(**fault)
     with pytest.raises(VersionError, match="version 5"):
-        anyio.run(swap, loader, 5, NEW, OLD)
+        anyio.run(partial(swap, loader, 5, NEW, OLD, old=4))
+    assert (loader.holds, loader.version) == (OLD, 4)
+
+
+def test_a_label_that_nobody_confirmed_is_taken_back_with_the_weights() -> None:
+    """Its tokens would look younger than they are."""
+
+    class Silent(Loader):
+        async def label(self, version: int) -> None:
+            await super().label(version)
+            if version == 5:
+                raise GenerationError("no answer")
+
+    loader = Silent()
+    with pytest.raises(VersionError, match="no answer"):
+        anyio.run(partial(swap, loader, 5, NEW, OLD, old=4))
     assert (loader.holds, loader.version) == (OLD, 4)
 
 
 def test_an_engine_that_takes_neither_has_to_end() -> None:
     with pytest.raises(GenerationError, match="nor the weights before it"):
-        anyio.run(swap, Loader(raises=(NEW, OLD)), 5, NEW, OLD)
+        anyio.run(partial(swap, Loader(raises=(NEW, OLD)), 5, NEW, OLD, old=4))
 
 
 @pytest.fixture

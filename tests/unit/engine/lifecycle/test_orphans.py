@@ -14,8 +14,9 @@ from asyncrl.engine.lifecycle.orphans import MARK, end_orphans, mark
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc to look at")
 SLEEP = "import time; time.sleep(60)"
-RAYS = [sys.executable, "-c", SLEEP, "/ray/default_worker.py"]
-OTHERS = [sys.executable, "-c", SLEEP]
+RAYS = [sys.executable, "-c", SLEEP, "/usr/lib/python3/site-packages/ray/_private/workers/default_worker.py"]
+OTHERS = [sys.executable, "-c", SLEEP, "/home/ray/anaconda3/bin/judge.py ray::Judge"]
+"""A user's own, in an image of Ray's."""
 
 
 @pytest.fixture

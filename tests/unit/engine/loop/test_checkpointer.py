@@ -1,5 +1,7 @@
 """When a checkpoint is made, what it waits for, and what one that fails costs."""
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from asyncrl.engine.aio.blocking import in_place
+from asyncrl.engine.aio.blocking import in_place, in_thread
 from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.checkpoint import folder as on_disk
 from asyncrl.engine.checkpoint.state import CoreState, FrontEndState, PromptsState, RetirementState, RunState
@@ -91,7 +93,7 @@ class Play:
         return Settlement(group, ("dropped:stale",) * 2)
 
     def state(self) -> RunState:
-        core = CoreState(self.rank.version, self.groups.state(), [], {}, FrontEndState(0, None, []), {}, {}, {})
+        core = CoreState(self.rank.version, self.groups.state(range(9)), [], {}, FrontEndState(0, None, []), {}, {}, {})
         return RunState(core, PromptsState(1, {}, []), RetirementState([], [], ""), 1, {})
 
     def run(self, steps: int, *, ending: Ending = DONE) -> list[str]:
@@ -164,7 +166,7 @@ def test_the_rows_of_the_cut_stay_until_they_are_copied(tmp_path: Path) -> None:
     async def main() -> None:
         await play.register()
         settlement = await play.claim_a_group()
-        over = play.groups.copying(play.groups.state())
+        over = play.groups.copying(play.groups.state(range(9)))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(play.groups.settle, [settlement])
             await anyio.sleep(1.0)
@@ -191,3 +193,36 @@ def test_a_rank_at_another_version_makes_no_checkpoint(tmp_path: Path) -> None:
 
     run_virtual(main)
     assert play.checkpoints.summary() == {"made": 0, "failed": 1}
+
+
+def test_one_that_is_given_up_while_its_files_are_hashed_leaves_the_next_of_its_version_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread goes on when nobody waits for it any more: it would rename a folder whose files were removed."""
+    play = Play(tmp_path, Rank(), at_end=True, every_steps=1)
+    play.checkpoints._blocking = in_thread
+    begun, finish = threading.Event(), on_disk.finish
+
+    def slowly(*arguments: Any, **named: Any) -> None:
+        first = not begun.is_set()
+        begun.set()
+        if first:
+            time.sleep(0.3)
+        finish(*arguments, **named)
+
+    monkeypatch.setattr(on_disk, "finish", slowly)
+
+    async def main() -> None:
+        await play.register()
+        play.rank.version = 1
+        async with anyio.create_task_group() as tasks:
+            await play.checkpoints.after_step(1, play.state, play.groups, tasks)
+            await anyio.to_thread.run_sync(begun.wait)
+            tasks.cancel_scope.cancel()
+        await play.checkpoints.finish(DONE, play.state, play.groups, version=1)
+
+    anyio.run(main)
+    play.log.close()
+    (found,) = on_disk.newest_first(tmp_path / "checkpoints")
+    assert set(on_disk.check(found).files) >= {"trainer/rank.txt", on_disk.STATE, on_disk.RUN}
+    assert play.checkpoints.summary()["failed"] == 0

@@ -168,3 +168,13 @@ def test_a_sample_that_is_neither_trained_masked_nor_failed_is_an_error() -> Non
     """Otherwise a fault of filters or selection would pass for the end of the run."""
     with pytest.raises(AsyncRLError, match=r"v0_p3_g1 in a batch that was trained: neither trained, masked nor failed"):
         trained_fates(fake_group(3, [1.0, 0.0]), [0], {})
+
+
+def test_what_is_claimed_and_not_judged_when_a_checkpoint_is_made_is_to_be_claimed_again() -> None:
+    """No batch has it, so nobody would judge it."""
+
+    async def body(register: Register) -> None:
+        places = [(state.grant.group, state.place) for state in register.groups.state({1})]
+        assert places == [(0, "buffered"), (1, "claimed"), (2, "in_flight")]
+
+    run(body)

@@ -8,7 +8,7 @@ import pytest
 from asyncrl.engine.loop.prompt_source import Listed, PromptSource, Turn
 from asyncrl.engine.loop.retirement import Retirement
 from asyncrl.engine.records import Grant, Prompt
-from asyncrl.engine.records.fate import RECALLED, STALE
+from asyncrl.engine.records.fate import COLLECTOR_DIED, NOT_RESTORED, RECALLED, STALE
 from asyncrl.engine.testing.simulation import simulated_config
 
 PROMPTS = [Prompt(i, f"{i}") for i in range(12)]
@@ -83,6 +83,21 @@ def test_a_prompt_comes_again_as_often_as_allowed_and_never_after_the_end() -> N
     source.lost(Grant(1, Prompt(0, "1"), 2, 0), STALE)
     source.lost(Grant(1, Prompt(0, "1"), 2, 0), RECALLED)
     assert not source.more
+    assert source.next() is None
+
+
+def test_what_is_lost_while_a_run_ends_comes_again_in_the_next_part_of_it() -> None:
+    """The checkpoint at the end holds it; a prompt that is neither in flight nor there would never be judged."""
+    config = simulated_config(rollout__requeue_tries=1)
+    ending = PromptSource([], config, Retirement(None, prompts=0))
+    ending.next()
+    ending.close()
+    for group, reason in enumerate((STALE, RECALLED, NOT_RESTORED, COLLECTOR_DIED)):
+        ending.lost(Grant(group, Prompt(group, "1"), 2, 0), reason)
+    resumed = PromptSource([], config, Retirement(None, prompts=0))
+    resumed.restore(ending.state())
+    turns = [resumed.next() for _ in range(4)]
+    assert [turn and (turn.retry_of, turn.tries) for turn in turns] == [(0, 1), (1, 0), (2, 0), (3, 0)]
 
 
 @pytest.mark.parametrize("tries", [0, 2])

@@ -5,7 +5,7 @@ import shutil
 import struct
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,10 @@ class Tensors:
 
     tensors: dict[str, torch.Tensor]
     frozen: dict[str, torch.Tensor]
+    places: dict[str, Place] = field(default_factory=dict)
 
     def training_state(self) -> TrainingState:
-        return TrainingState(self.tensors, {}, self.frozen, torch.device("cpu"))
+        return TrainingState(self.tensors, {}, self.frozen, torch.device("cpu"), self.places)
 
     def load_training_state(self, saved: SavedState) -> None:
         saved.check(self.tensors, self.frozen)
@@ -302,6 +303,25 @@ def test_a_disk_without_room_is_told_before_it_is_filled(tmp_path: Path) -> None
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_disk_without_room_for_the_parts_of_all_ranks_is_told_before_it_is_filled(tmp_path: Path) -> None:
+    """Two ranks write half of 80 bytes each at the same time; what the first has written is no longer free."""
+
+    def keeper(rank: int, free: int) -> StateKeeper:
+        made = StateKeeper(rank, 2, free_bytes=lambda _: free)
+        places = {"a": Place((20,), (10 * rank,))}
+        made.hold(Tensors({"a": torch.zeros(10)}, {}, places=places), 1)
+        return made
+
+    for rank in range(2):
+        with pytest.raises(NotWritten, match="the state needs"):
+            keeper(rank, 79).save(tmp_path)
+    keeper(0, 80).save(tmp_path)
+    written = sum(path.stat().st_size for path in tmp_path.iterdir())
+    with pytest.raises(NotWritten, match="the state needs"):
+        keeper(1, 79 - written).save(tmp_path)
+    keeper(1, 80 - min(written, 80)).save(tmp_path)
+
+
 def test_a_copy_that_fails_is_not_saved_as_the_version_before(tmp_path: Path) -> None:
     keeper = StateKeeper(0, 1)
     keeper.hold(some(), 1)
@@ -325,11 +345,6 @@ def test_buffers_of_a_copy_serve_again_while_shapes_stay() -> None:
 @dataclass
 class Parts(Tensors):
     """A backend that has parts of tensors, at their places."""
-
-    places: dict[str, Place]
-
-    def training_state(self) -> TrainingState:
-        return TrainingState(self.tensors, {}, self.frozen, torch.device("cpu"), self.places)
 
     def load_training_state(self, saved: SavedState) -> None:
         saved.check(self.tensors, self.frozen, self.places)

@@ -11,11 +11,15 @@ import torch
 from safetensors.torch import save_file
 from structlog.testing import capture_logs
 
-from asyncrl.collectors.engines.base import Request, Sampling
+from asyncrl.collectors.engines.base import Finish, Request, Sampling
+from asyncrl.collectors.engines.http.client import ServerDown
 from asyncrl.collectors.engines.http.engine import HTTPEngine
 from asyncrl.collectors.engines.http.routing import Router
+from asyncrl.collectors.engines.http.server import Reply
 from asyncrl.collectors.engines.http.settings import HTTPSettings
 from asyncrl.collectors.engines.in_flight import Pressure
+from asyncrl.collectors.generators.base import GroupRequest
+from asyncrl.collectors.generators.engine_generator import EngineGenerator
 from asyncrl.engine.errors import GenerationError, VersionError
 from asyncrl.engine.testing.conformance.engine_contract import CONTRACT, Stream, Trial, reading
 from asyncrl.engine.testing.conformance.engine_trials import VOCABULARY, serving
@@ -380,3 +384,61 @@ def test_sglang_is_not_asked_for_logprobs_that_it_does_not_have(checkpoint: Path
             assert (await trial.run(trial.request(4, temperature=0.5))).finish == "length"
 
     held(run)
+
+
+@KINDS
+def test_what_is_asked_again_while_an_update_aborts_makes_no_token_of_the_old_version(
+    kind: str, checkpoint: Path
+) -> None:
+    """Samples whose aborts end first begin anew while the others' aborts are under way."""
+    found: list[tuple[int, ...]] = []
+
+    async def run() -> None:
+        async with trial_of(kind, checkpoint, token_s=0.005) as (trial, _):
+            generator = EngineGenerator(trial.engine, Sampling(60), on_update="restart")
+
+            async def ask(group: int) -> None:
+                made = await generator.generate(GroupRequest((1, 2, 3 + group), (0, 1, 2, 3), 60, 1.0))
+                found.extend(tuple(version for version, _first, _end in one.spans) for one in made)
+
+            async with anyio.create_task_group() as tasks:
+                for group in range(8):
+                    tasks.start_soon(ask, group)
+                await anyio.sleep(0.1)
+                await generator.update_weights(1, state(1))
+
+    held(run)
+    assert found == [(1,)] * 32
+
+
+@pytest.mark.parametrize(
+    ("replies", "ending"), [(["down"] * 4 + ["length"], "length"), (["abort"] * 4 + ["down", "abort"], "error")]
+)
+def test_rounds_that_end_early_are_counted_and_a_whole_answer_is_none_of_them(
+    replies: list[str], ending: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers that die five times; and a server that ends a request for no reason, of whose rounds the fifth dies."""
+    asked: list[str] = []
+
+    async def run() -> None:
+        async with trial_of("vllm", checkpoint) as (trial, _):
+            engine: Any = trial.engine
+            (replica,) = engine._router.replicas
+            monkeypatch.setattr(engine._fleet, "leave_out", lambda *_: None)
+
+            async def generate(name: str, request: Request, answer: Any, salt: str) -> AsyncIterator[Reply]:
+                asked.append(name)
+                await anyio.sleep(0)
+                what = replies[min(len(asked), len(replies)) - 1]
+                if what == "down":
+                    raise ServerDown("gone")
+                count = answer.left if what == "length" else 0
+                finish: Finish = "length" if count else "abort"
+                yield Reply((5,) * count, (-1.0,) * count, finish, ((0, 0, count),) if count else ())
+
+            monkeypatch.setattr(replica.server, "generate", generate)
+            stream = Stream(engine, Request("a", (1, 2), Sampling(4), seed=0))
+            assert (await stream.result()).finish == ending
+
+    held(run)
+    assert len(asked) == len(replies)

@@ -135,6 +135,30 @@ def test_a_prompt_is_computed_once_per_group(monkeypatch: pytest.MonkeyPatch) ->
     assert [result.token_ids for result in shared] == [result.token_ids for result in apart]
 
 
+def test_a_copy_of_a_prompt_that_was_aborted_before_it_was_filled_fills_it_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A slot that nobody filled holds anything; the first of the group is aborted while another prompt fills."""
+    (right,) = answers(native_engine(tiny_model("llama", 0)), request("b", prompt=range(3, 15)))
+    engine = native_engine(tiny_model("llama", 0), rows=4, fill_tokens=32)
+    fill = Decoder.fill
+
+    def aborting(decoder: Decoder, slots: Sequence[int], sequences: Sequence[Sequence[int]], **more: bool) -> None:
+        fill(decoder, slots, sequences, **more)
+        if len(sequences[0]) > 25:
+            engine._batcher.end("abort", ids=frozenset({"a"}))
+
+    monkeypatch.setattr(Decoder, "fill", aborting)
+    long, *group = (
+        request(name, prompt=prompt, group=name and "g" * len(prompt), seed=1)
+        for name, prompt in (("long", range(1, 31)), ("a", range(3, 15)), ("b", range(3, 15)))
+    )
+    found = answers(engine, long, *group)
+    assert [result.finish for result in found] == ["length", "abort", "length"]
+    assert found[2].token_ids == right.token_ids
+    assert found[2].logprobs == pytest.approx(right.logprobs, abs=1e-4)
+
+
 def test_prompts_of_any_length_fill_in_passes_within_the_limit() -> None:
     requests = [request(f"r{n}", prompt=[2 + n] * (1 + 5 * n), tokens=4) for n in range(8)]
     together = answers(native_engine(tiny_model("llama", 0), rows=8), *requests)

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 
-from asyncrl.engine.errors import ConfigError, Overdue
+from asyncrl.engine.errors import ConfigError, DataPlaneSilent, Overdue
 from asyncrl.engine.events.types import Judged, StepEnded, StepStarted
 from asyncrl.engine.loop.controller import Controller
 from asyncrl.engine.records.ending import Ending
@@ -89,6 +90,22 @@ def test_an_operation_of_the_data_plane_that_raises_ends_the_run_with_its_error(
     assert outcome.ending.code == 1
     assert outcome.ending.reason == f"OSError: {operation} {number}"
     assert clean(outcome)
+
+
+def _fail_at(number: int, error: Exception, call: int) -> None:
+    if call == number:
+        raise error
+
+
+def test_a_data_plane_that_no_longer_answers_is_not_asked_again_for_what_is_left() -> None:
+    """Its answer would be waited for as long again, and the run would end that much later."""
+    left = []
+    for error in (DataPlaneSilent("no answer within 5 s"), OSError("another")):
+        calls = {"clear": partial(_fail_at, 4, error)}
+        outcome = simulate(simulated_config(run__steps=20), wrap=partial(FaultyPlane, before=calls))
+        assert outcome.ending.error is error
+        left.append(anyio.run(outcome.controller.keys_left, "train"))
+    assert left == [None, 0]
 
 
 def test_a_slow_clear_takes_no_other_groups_with_it() -> None:

@@ -23,7 +23,7 @@ from asyncrl.configs import Override, load
 from asyncrl.engine.events.lock import LogLock
 from asyncrl.engine.events.types import Acknowledged, Dispatched, Judged, Put, Resumed, RunStarted, StepEnded, encoded
 from asyncrl.engine.records import Prompt
-from asyncrl.engine.running.resume import Resumption, resumed_config
+from asyncrl.engine.running.resume import Resumption, check_changes, resumed_config
 from asyncrl.engine.trace.conservation import prove
 from asyncrl.engine.trace.cutting import anonymised
 from asyncrl.engine.trace.recording import Recording
@@ -413,6 +413,19 @@ def test_fifty_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
         kill_until_done(directory, bound, kills=5, seed=seed)
         assert_exact(directory)
         assert_same_weights(tmp_path / "whole", directory)
+
+
+def test_options_of_an_environment_are_one_value_that_a_resumed_run_keeps(tmp_path: Path) -> None:
+    """A key with a dot in it and an empty map stay what they are, and another key is another configuration."""
+    options = {"a.b": 3, "empty": {}}
+    recorded = load("default").config.model_dump()
+    recorded["environment"] |= {"options": options}
+    found = Resumption(tmp_path, 1, None, recorded)
+    assert resumed_config(found, []).config.environment.options == options
+    for changed in ({}, {**options, "hard": True}, {**options, "a.b": 4}):
+        config = {**recorded, "environment": {**recorded["environment"], "options": changed}}
+        with pytest.raises(ConfigError, match=r"environment\.options: .*a\.b.* -> "):
+            check_changes(found, config, prompts=1)
 
 
 def test_a_runs_folder_does_not_choose_the_cluster_that_is_joined(tmp_path: Path) -> None:
