@@ -50,6 +50,7 @@ def step(number: int, groups: Sequence[int], ages: dict[str, int]) -> list[AnyEv
 
 RIGHT = [*group(0, 0), *group(1, 1), *step(1, [0], {"0": 1}), *step(2, [1], {"1": 1})]
 GIVEN_UP = Settled(group=0, fates=["dropped:not_restored"])
+DIED = Settled(group=0, fates=["failed:collector_died"])
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,7 @@ GIVEN_UP = Settled(group=0, fates=["dropped:not_restored"])
     [
         (RIGHT, 0, 0, ""),
         ([*group(0, 0), GIVEN_UP, *group(2, 0, retry_of=0), *group(1, 1), *step(1, [1, 2], {"0": 2})], 0, 0, ""),
+        ([*group(0, 0), DIED, *group(2, 0, retry_of=0), *group(1, 1), *step(1, [1, 2], {"0": 2})], 0, 0, ""),
         ([*group(0, 0), GIVEN_UP, *group(1, 1), *step(1, [1], {"0": 1})], 1, 0, "prompt 0 came to an end 0 times"),
         ([*group(0, 0), *step(1, [0], {"0": 1})], 1, 0, "prompt 1 came to an end 0 times"),
         ([*RIGHT, *group(2, 0, version=2), *step(3, [2], {"0": 1})], 0, 1, "prompt 0 came to an end 2 times"),

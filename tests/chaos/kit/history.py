@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from asyncrl.engine.events.types import AnyEvent, Dispatched, Put, Resumed, RunEnded, Settled, StepEnded, StepStarted
-from asyncrl.engine.records.fate import split_fate
+from asyncrl.engine.records.fate import COLLECTOR_DIED, NOT_RESTORED, RECALLED, RUN_ENDED, split_fate
 from asyncrl.engine.trace.conservation import prove
 from asyncrl.engine.trace.recording import Recording
 
-_UNFINISHED = {"run_ended", "not_restored", "recalled"}
+_UNFINISHED = {RUN_ENDED, NOT_RESTORED, RECALLED, COLLECTOR_DIED}
 """Reasons of fates that say that a group was given up; its prompt has to come again."""
 
 
