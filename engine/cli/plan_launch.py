@@ -220,8 +220,14 @@ def _expected(config: RunConfig, prediction: Prediction | None) -> Iterator[str]
         return
     ages = ", ".join(f"{age}: {n}" for age, n in figures["ages"].items()) or "-"
     yield f"predicted: mean age {figures['mean_age']:.3g} (versions: samples {ages})"
+    rates = {name: _figure(figures[name]) for name in ("seconds_per_step", "groups_per_second", "tokens_per_second")}
     yield (
-        f"predicted: {figures['seconds_per_step']:.3g} s per cycle, {figures['groups_per_second']:.3g} groups/s, "
-        f"{figures['tokens_per_second']:.3g} tokens/s, trainer idle {figures['trainer_idle']:.0%}, "
-        f"generators idle {figures['generators_idle']:.0%}"
+        f"predicted: {rates['seconds_per_step']} s per cycle, {rates['groups_per_second']} groups/s, "
+        f"{rates['tokens_per_second']} tokens/s, trainer idle {_figure(figures['trainer_idle'], '.0%')}, "
+        f"generators idle {_figure(figures['generators_idle'], '.0%')}"
     )
+
+
+def _figure(value: float | None, form: str = ".3g") -> str:
+    """Format a figure; one per second is not known where all durations are 0."""
+    return "-" if value is None else format(value, form)
