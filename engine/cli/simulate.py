@@ -24,7 +24,7 @@ from asyncrl.engine.errors import ConfigError, TraceError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from asyncrl.configs import Loaded, Override, RunConfig
+    from asyncrl.configs import Loaded, Override
     from asyncrl.engine.events.types import AnyEvent
     from asyncrl.engine.records import Prompt
     from asyncrl.engine.simulate.durations import Durations
@@ -83,7 +83,6 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Predict ages, throughput, idle time and waste. Exit code 0: done; 1: a simulated run failed; 2: bad input."""
-    from asyncrl.engine.running.seal import sealed_code
     from asyncrl.engine.simulate.sweep import Sweep, parse_sweep, table
     from asyncrl.engine.simulate.sweep import plot as draw
 
@@ -106,8 +105,8 @@ def simulate(
     see_user_folder()
     try:
         recorded, events = recorded_run(from_)
-        base = _Base(config, recorded if config == "default" else [], _overrides(given, set_ or []), filter_ or [])
-        allowed = [*(allow_code or []), *(sealed_code(from_) if from_ is not None else ())]
+        base = Base(config, recorded if config == "default" else [], _overrides(given, set_ or []), filter_ or [])
+        allowed = allowed_code(from_, allow_code or [])
         loaded = base.load(allowed)
         profile = profile_of(loaded, events, from_, told)
         swept = parse_sweep(sweep, loaded.config) if sweep else Sweep("run.seed", [loaded.config.run.seed])
@@ -136,7 +135,7 @@ def simulate(
 
 
 @dataclass(frozen=True, slots=True)
-class _Base:
+class Base:
     """What the settings of a sweep have in common: `recorded` is what a log says, and the rest the user's word."""
 
     config: str
@@ -145,6 +144,10 @@ class _Base:
     filters: Sequence[str]
 
     def load(self, allow_code: Sequence[str], *more: Override) -> Loaded:
+        """Return the configuration with `more` on top; ConfigError if its values or its filters cannot work.
+
+        ConfigError, too, if the log alone names the code of a filter, and `allow_code` does not.
+        """
         from asyncrl.configs import load
         from asyncrl.configs.named_code import check_code, code_of
         from asyncrl.engine.running.checks import check_stale_mode
@@ -176,6 +179,13 @@ def recorded_run(run: Path | None) -> tuple[Sequence[Override], Sequence[AnyEven
         raise ConfigError(f"--from {run}: {error}") from error
 
 
+def allowed_code(run: Path | None, allow_code: Sequence[str]) -> list[str]:
+    """Return the code that may be imported though the run's files name it: what the user names, now or in that run."""
+    from asyncrl.engine.running.seal import sealed_code
+
+    return [*allow_code, *(sealed_code(run) if run is not None else ())]
+
+
 def _overrides(given: Sequence[tuple[str, str, str | None]], sets: Sequence[str]) -> list[Override]:
     from asyncrl.configs import Override, parse_set, parse_value
 
@@ -189,7 +199,10 @@ def profile_of(
     run: Path | None,
     told: Mapping[str, Any],
 ) -> Profile:
-    """Build the profile from the run, or from the options in `told` (None if not given)."""
+    """Build the profile from the run, or from the options in `told` (None if not given).
+
+    ConfigError if one of them is missing, wrong or of no use beside the run.
+    """
     if run is not None:
         from asyncrl.engine.simulate.fit import Fitted
 
@@ -209,7 +222,7 @@ def profile_of(
 
     response = "--response-tokens"
     return Given(
-        prompts=_prompts(loaded.config),
+        prompts=_prompts(loaded),
         group_seconds=model("--group-seconds", ""),
         step_seconds_model=model("--step-seconds", ""),
         publish_seconds=model("--publish-seconds", "0"),
@@ -220,10 +233,14 @@ def profile_of(
     )
 
 
-def _prompts(config: RunConfig) -> Sequence[Prompt]:
-    """Return the prompts of task or environment, or the first _DATA_PROMPTS of the configured data sets."""
+def _prompts(loaded: Loaded) -> Sequence[Prompt]:
+    """Return the prompts of task or environment, or the first _DATA_PROMPTS of the configured data sets.
+
+    ConfigError if a data set cannot be read, or its prompts need a model that is not there.
+    """
     from asyncrl.collectors.tasks.prepared import prepare_environment, prepare_task
 
+    config = loaded.config
     environment, lists = config.environment, not config.data.given
     if environment.name is not None:
         task = prepare_environment(environment.name, environment.options, warm_up=False, lists=lists)
@@ -232,10 +249,17 @@ def _prompts(config: RunConfig) -> Sequence[Prompt]:
     if not config.data.given:
         return task.prompts
     from asyncrl.collectors.data.prepare import with_data
+    from asyncrl.engine.running.named_model import with_model_that_is_there
 
-    stream = with_data(config, task).stream
+    # Prompts are put into the chat template of the model.
+    stream = with_data(with_model_that_is_there(loaded, tell).config, task).stream
     assert stream is not None
     return list({prompt.id: prompt for prompt in islice(stream, min(_DATA_PROMPTS, stream.prompts))}.values())
+
+
+def tell(line: str) -> None:
+    """Print a line beside the results, which a program may read."""
+    typer.echo(line, err=True)
 
 
 def predicted(loaded: Loaded, profile: Profile, slots: int) -> Prediction:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from asyncrl.configs.sections.model import Model
-from asyncrl.engine.model.checkpoint import load_checkpoint, read_config
+from asyncrl.engine.model.checkpoint import load_checkpoint, outline
 
 
 def build_model(config: Model, *, vocab_size: int, seed: int) -> Any:
@@ -22,13 +22,14 @@ def build_model(config: Model, *, vocab_size: int, seed: int) -> Any:
 
 
 def outline_model(config: Model, *, vocab_size: int) -> Any:
-    """Return the model that `build_model` gives, without weights: quick, and of no memory."""
-    with torch.device("meta"):
-        if config.path is None:
-            return _small_llama(config, vocab_size)
-        from transformers import AutoModelForCausalLM
+    """Return the model that `build_model` gives, without weights: quick, and of no memory.
 
-        return AutoModelForCausalLM.from_config(read_config(config.path))
+    ConfigError for a folder whose config.json describes no model.
+    """
+    if config.path is not None:
+        return outline(config.path)
+    with torch.device("meta"):
+        return _small_llama(config, vocab_size)
 
 
 def _small_llama(config: Model, vocab_size: int) -> Any:

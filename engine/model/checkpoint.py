@@ -107,21 +107,26 @@ def check_weights(path: str) -> None:
         _refuse(path, type(model).__name__, {"missing": [f"{own[0]}.weight"]})
 
 
-def _outlined(path: str, files: Sequence[Path]) -> Any:
-    """Return the model without weights. ConfigError if it has more than the files can hold.
-
-    transformers would make what they lack, of whatever size config.json says, before it is named.
-    """
+def outline(path: str) -> Any:
+    """Return a folder's model without weights; ConfigError if its config.json describes none."""
     from transformers import AutoModelForCausalLM
 
     config = read_config(path)
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            return AutoModelForCausalLM.from_config(config)
     except (ImportError, RuntimeError, *_WRONG_VALUES) as error:
         raise ConfigError(
             f"model.path is {path!r}, whose config.json describes no model: {why_not_loaded(error)}"
         ) from error
+
+
+def _outlined(path: str, files: Sequence[Path]) -> Any:
+    """Return the model without weights. ConfigError if it has more than the files can hold.
+
+    transformers would make what they lack, of whatever size config.json says, before it is named.
+    """
+    model = outline(path)
     numbers, held = sum(one.numel() for one in model.parameters()), sum(file.stat().st_size for file in files)
     if numbers > held:
         raise ConfigError(

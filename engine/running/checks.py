@@ -70,19 +70,7 @@ def check_without_model(loaded: Loaded, objects: Sequence[BaseRolloutFilter] = (
 def check_with_model(loaded: Loaded, prepared: PreparedTask) -> PreparedTask:
     """Check the model, and that the prompts suit it; returns the task with the prompts of data sets."""
     config = loaded.config
-    if config.model.path is not None:
-        check_not_adapter(loaded)
-        if not (Path(config.model.path) / "config.json").is_file():
-            raise ConfigError(
-                f"model.path (from {loaded.sources['model.path']}) is {config.model.path!r}; "
-                "it must be a folder with a Hugging Face checkpoint (config.json), or owner/name as on its Hub"
-            )
-        folder = Path(config.model.path)
-        if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-            raise ConfigError(
-                f"model.path (from {loaded.sources['model.path']}) is {config.model.path!r}; it must hold a "
-                "tokenizer too (tokenizer.json or tokenizer_config.json)"
-            )
+    check_model_folder(loaded)
     check_megatron_model(loaded, prepared.task.extras)
     _check_extras(config.model, prepared.task.extras)
     _check_lora(config)
@@ -267,6 +255,24 @@ def _check_extras(model: Model, extras: Sequence[str]) -> None:
         from asyncrl.trainers.extras import check_takes
 
         check_takes(outline_model(model, vocab_size=CharTokenizer.vocab_size), extras)
+
+
+def check_model_folder(loaded: Loaded) -> None:
+    """Refuse a folder without the files of a checkpoint and its tokenizer; ConfigError names it."""
+    path = loaded.config.model.path
+    if path is None:
+        return
+    check_not_adapter(loaded)
+    if not (Path(path) / "config.json").is_file():
+        raise ConfigError(
+            f"model.path (from {loaded.sources['model.path']}) is {path!r}; "
+            "it must be a folder with a Hugging Face checkpoint (config.json), or owner/name as on its Hub"
+        )
+    if not any((Path(path) / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        raise ConfigError(
+            f"model.path (from {loaded.sources['model.path']}) is {path!r}; it must hold a "
+            "tokenizer too (tokenizer.json or tokenizer_config.json)"
+        )
 
 
 def check_not_adapter(loaded: Loaded) -> None:

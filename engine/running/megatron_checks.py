@@ -16,13 +16,20 @@ _GUIDE = "docs/megatron.md"
 
 def check_megatron(loaded: Loaded) -> None:
     """Refuse the backend where it is not installed, or beside options that it does not have. ConfigError says why."""
+    if loaded.config.trainer.backend == "megatron" and not _is_installed():
+        raise ConfigError(
+            f"{_source(loaded)}, and megatron-core is not installed here: scripts/install megatron ({_GUIDE})"
+        )
+    check_megatron_options(loaded)
+
+
+def check_megatron_options(loaded: Loaded) -> None:
+    """Refuse options that the backend does not have, whether or not it is installed. ConfigError says why."""
     config, sources = loaded.config, loaded.sources
     trainer = config.trainer
     if trainer.backend != "megatron":
         return
-    source = f"trainer.backend (from {sources['trainer.backend']}) is 'megatron'"
-    if not _is_installed():
-        raise ConfigError(f"{source}, and megatron-core is not installed here: scripts/install megatron ({_GUIDE})")
+    source = _source(loaded)
     for path, value, off, why in (
         ("lora.rank", config.lora.rank, None, "an adapter is added to layers of transformers"),
         (
@@ -75,6 +82,10 @@ def check_megatron_model(loaded: Loaded, extras: Sequence[str]) -> None:
     check_model(architecture)
     split = Split(trainer.tensor_parallel, trainer.pipeline_parallel, trainer.expert_parallel)
     check_split(architecture, split, trainer.ranks)
+
+
+def _source(loaded: Loaded) -> str:
+    return f"trainer.backend (from {loaded.sources['trainer.backend']}) is 'megatron'"
 
 
 def _is_installed() -> bool:

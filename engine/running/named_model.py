@@ -7,6 +7,7 @@ from asyncrl.configs import Loaded
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.model import smollm2
 from asyncrl.engine.model.hub import Fetch, cached_snapshot, check_online, find_snapshot, is_on_hub
+from asyncrl.engine.running.checks import check_model_folder
 
 _IN_CACHE = "{name} in the cache of the Hub"
 
@@ -43,6 +44,22 @@ def with_cached_model(loaded: Loaded, tell: Callable[[str], None]) -> Loaded:
     if model.revision != cached.name:
         tell(f"model.path is {model.path!r}: {cached} was checked; the Hub was not asked whether it has a newer one")
     return _with_folder(loaded, str(cached), _IN_CACHE.format(name=model.path))
+
+
+def with_model_that_is_there(loaded: Loaded, tell: Callable[[str], None]) -> Loaded:
+    """Return the configuration with the folder of its model, for what makes and fetches none.
+
+    `tell` hears that the hub was not asked. ConfigError if the folder is not there, or lacks a file.
+    """
+    first = what_comes_first(loaded)
+    if first is not None:
+        raise ConfigError(
+            f"model.path (from {loaded.sources['model.path']}) is {loaded.config.model.path!r}, which is not in the "
+            f"cache: a run would first {first}. Let a run do so, or set model.path to a folder"
+        )
+    found = with_cached_model(loaded, tell)
+    check_model_folder(found)
+    return found
 
 
 def check_revision(loaded: Loaded) -> None:

@@ -60,7 +60,14 @@ def was_imported(run: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    "command", ["replay", "replay --max-staleness 1", "simulate --steps 1 --from", "train --dry-run --resume"]
+    "command",
+    [
+        "replay",
+        "replay --max-staleness 1",
+        "simulate --steps 1 --from",
+        "plan launch --from",
+        "train --dry-run --resume",
+    ],
 )
 @pytest.mark.parametrize(
     "filters", [[{"name": FILTER}], [{"name": "chain", "filters": [{"name": FILTER}]}]], ids=["chain", "nested chain"]

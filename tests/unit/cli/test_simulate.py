@@ -10,9 +10,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from asyncrl.engine.cli import app
+from asyncrl.engine.model import smollm2
 
 SMALL = ("--set", "rollout.groups_per_step=2", "--set", "rollout.group_size=2", "--steps", "5")
 TIMES = ("--group-seconds", "lognormal:1,0.5", "--step-seconds", "1")
+
+# A data set whose prompts need the tokenizer of a model that is not there.
+WITHOUT_MODEL = ("--set", "model.path=missing", "--set", "data.path=set.jsonl")
 
 
 @pytest.fixture
@@ -37,6 +41,19 @@ def test_prompts_of_a_data_set_are_simulated(simulate: Callable[..., Result], fo
     (folder / "set.jsonl").write_text('{"prompt": "1>", "answer": 1}\n{"prompt": "2>", "answer": 2}', encoding="utf-8")
     result = simulate(*TIMES, "--set", "data.path=set.jsonl", "--set", "task.epochs=3", "--json")
     assert json.loads(result.output)["seed"][0]["steps"] == 3, result.output
+
+
+def test_prompts_go_through_the_template_of_a_model_that_is_named_and_cached(
+    simulate: Callable[..., Result], folder: Path, monkeypatch: pytest.MonkeyPatch, llama_checkpoint: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    smollm2.cached_folder().parent.mkdir(parents=True)
+    (folder / "set.jsonl").write_text('{"prompt": "1", "answer": 1}', encoding="utf-8")
+    arguments = (*TIMES, "--set", "model.path=smollm2", "--set", "data.path=set.jsonl", "--set", "task.epochs=3")
+    refused = simulate(*arguments)
+    assert (refused.exit_code, "is 'smollm2'" in refused.output) == (2, True), refused.output
+    llama_checkpoint.rename(smollm2.cached_folder())
+    assert simulate(*arguments).exit_code == 0
 
 
 def test_one_seed_prints_the_same_twice(simulate: Callable[..., Result]) -> None:
@@ -65,6 +82,7 @@ def test_numbers_of_generators_and_ranks_are_options(simulate: Callable[..., Res
         ((*TIMES, "--sweep", "max_staleness=-1"), "--sweep rollout.max_staleness=-1"),
         ((*TIMES, "--ranks", "0"), "--ranks 0"),
         (("--plot", "nowhere/bars.txt", *TIMES), "the folder nowhere does not exist"),
+        ((*TIMES, *WITHOUT_MODEL), "model.path (from --set model.path=missing) is 'missing'"),
         (("--from", "nowhere"), "--from nowhere cannot be read as an event log"),
     ],
 )

@@ -5,23 +5,27 @@ import os
 import re
 import stat
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import jsonschema
 import msgspec
 import pytest
 import yaml
-from typer.testing import CliRunner
+from huggingface_hub import constants
+from typer.testing import CliRunner, Result
 
 from asyncrl.collectors.tasks import load_task
 from asyncrl.engine.cli import app
 from asyncrl.engine.events.types import RunStarted
 from asyncrl.engine.launch.slurm import slurm_script
+from asyncrl.engine.model import smollm2
 from asyncrl.engine.simulate.durations import parse_durations
 from asyncrl.engine.simulate.profile import Given
 from asyncrl.engine.simulate.run import predict
 from asyncrl.engine.testing.simulation import Collected, simulated_config
 from asyncrl.engine.trace.cutting import write_log
+from asyncrl.engine.trace.recording import Recording
 
 # What the resource definition of KubeRay 1.5 asks of a RayJob, as far as the file uses it.
 _CONTAINER = {
@@ -120,6 +124,14 @@ until grep -q '^n2' "$SAID"; do sleep 0.05; done
 exit 7
 """
 
+REFILL = Path(__file__).parents[2] / "traces" / "refill.jsonl"
+TIMES = ("--group-seconds", "1", "--step-seconds", "1")
+MEGATRON = ("--set", "trainer.backend=megatron")
+
+
+def plan(*words: str) -> Result:
+    return CliRunner().invoke(app, ["plan", "launch", *words])
+
 
 def test_the_slurm_script_starts_ray_on_all_nodes_and_trains_on_the_first(tmp_path: Path) -> None:
     """Its first look at the head is too early; the code of the run is that of the job, and nothing runs on."""
@@ -164,21 +176,86 @@ def test_the_ray_job_keeps_to_the_schema_of_kuberay(tmp_path: Path, nodes: str) 
 
 
 def test_a_plan_says_who_goes_where_what_to_expect_and_what_does_not_fit() -> None:
-    def plan(*words: str) -> tuple[int, str]:
-        result = CliRunner().invoke(app, ["plan", "launch", "--nodes", "2", "--node-cpus", "4", *words])
+    def on_two(*words: str) -> tuple[int, str]:
+        result = plan("--nodes", "2", "--node-cpus", "4", *words)
         return result.exit_code, result.output
 
-    code, said = plan("--set", "cluster.layout=apart", "--group-seconds", "1", "--step-seconds", "1")
+    code, said = on_two("--set", "cluster.layout=apart", *TIMES)
     assert code == 0, said
     places = said.partition("node 1: 2 of 4 CPUs")
     assert ("rank1" in places[0], "collector0" in places[2]) == (True, True)
     assert "predicted: mean age" in said
-    code, said = plan("--set", "trainer.ranks=9")
+    code, said = on_two("--set", "trainer.ranks=9")
     assert (code, "does not fit: there is no room for rank" in said) == (1, True)
-    code, said = plan("--set", "collector.cache_gib=9", "--node-gib", "8")
+    code, said = on_two("--set", "collector.cache_gib=9", "--node-gib", "8")
     assert (code, "the parts on node 0 take 9." in said) == (1, True)
-    code, said = plan("--set", "cluster.time_slicing=keep")
+    code, said = on_two("--set", "cluster.time_slicing=keep")
     assert (code, "a plan is for a Ray cluster that is joined" in said) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--set", "model.path=missing"), "model.path (from --set model.path=missing) is 'missing'; it must be"),
+        (("--set", "model.path=ada/none"), "model.path is 'ada/none'"),
+        (("--set", "lora.rank=4", "--set", "lora.target_modules=[nope]"), "lora.target_modules has 'nope'"),
+        (("--filter", "nofile:X"), "filter nofile:X: cannot import nofile"),
+        (("--filter", "nofile:X", *TIMES), "filter nofile:X: cannot import nofile"),
+        ((*MEGATRON, "--set", "trainer.pipeline_parallel=2", "--set", "model.layers=3"), "divide layers: 3"),
+        ((*MEGATRON, "--set", "lora.rank=4"), "lora.rank (from --set lora.rank=4) is 4 and trainer.backend"),
+        (("--set", "run.runtime=local"), "run.runtime (from --set run.runtime=local) is 'local'"),
+        (("--set", "cluster.address=127.0.0.1:1"), "no Ray cluster answers at 127.0.0.1:1"),
+        (("--ray-address", "127.0.0.1:1"), "no Ray cluster answers at 127.0.0.1:1"),
+        (("--from", "nowhere"), "--from nowhere cannot be read as an event log"),
+    ],
+)
+def test_a_plan_refuses_what_no_cluster_could_run(
+    monkeypatch: pytest.MonkeyPatch, words: Sequence[str], says: str
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    result = plan(*words)
+    assert (result.exit_code, says in result.output) == (2, True), result.output
+    assert result.output.startswith("error: ")
+
+
+def test_a_model_is_planned_by_its_name_once_it_is_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llama_checkpoint: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    refused = plan("--config", "gsm8k-like")
+    assert (refused.exit_code, "is 'smollm2'" in refused.output) == (2, True), refused.output
+    smollm2.cached_folder().parent.mkdir(parents=True)
+    llama_checkpoint.rename(smollm2.cached_folder())
+    planned = plan("--config", "gsm8k-like")
+    assert (planned.exit_code, "rank0 (1 CPUs)" in planned.output) == (0, True), planned.output
+
+
+def test_a_predicted_run_that_fails_is_told_with_its_error() -> None:
+    result = plan(*TIMES, "--set", "filters=[{name: zero_std, tag: nonsense}]")
+    assert result.exit_code == 1
+    assert "error: the predicted run fails: TagError: filter zero_std needs tag 'nonsense'" in result.output
+    assert "no step" not in result.output
+
+
+def test_where_nothing_takes_time_there_are_no_figures_per_second() -> None:
+    result = plan("--group-seconds", "0", "--step-seconds", "0")
+    assert (result.exit_code, "predicted: 0 s per cycle, - groups/s" in result.output) == (0, True), result.output
+
+
+def test_a_plan_from_a_run_is_of_its_configuration_with_the_users_on_top_and_elsewhere(tmp_path: Path) -> None:
+    """The bound on age of the trace is 1, and run-ahead 6 groups of 4; the run's own cluster is not joined."""
+    events = Recording.read(REFILL).events
+    config = {**Recording(events).started.config}
+    config["run"] = {**config["run"], "runtime": "local"}
+    config["cluster"] = {**config.get("cluster", {}), "address": "127.0.0.1:1"}
+    elsewhere = [msgspec.structs.replace(e, config=config) if isinstance(e, RunStarted) else e for e in events]
+    write_log(tmp_path / "run.jsonl", elsewhere)
+    for run in (REFILL, tmp_path / "run.jsonl"):
+        result = plan("--from", str(run))
+        assert result.exit_code == 0, result.output
+        assert "ages at most 1 versions, run-ahead at most 6 groups of 4" in result.output
+    assert "ages at most 3 versions" in plan("--from", str(REFILL), "--set", "rollout.max_staleness=3").output
 
 
 @pytest.mark.parametrize(("recorded", "asked"), [(2, 0), (0, 2)])
@@ -204,10 +281,10 @@ def test_from_a_run_at_one_bound_the_cycle_at_another_is_predicted(tmp_path: Pat
         tmp_path / "run.jsonl", [msgspec.structs.replace(event, seq=i) for i, event in enumerate(events, start=1)]
     )
     truth = predict(there, world).figures["seconds_per_step"]
-    run, sets = ("--from", str(tmp_path / "run.jsonl")), [w for k, v in values.items() for w in ("--set", f"{k}={v}")]
+    run = ("--from", str(tmp_path / "run.jsonl"))
     said = CliRunner().invoke(app, ["simulate", *run, "--sweep", f"max_staleness={asked}", "--steps", "60", "--json"])
     [figures] = json.loads(said.output)["max_staleness"]
     assert figures["seconds_per_step"] == pytest.approx(truth, rel=0.15)
-    said = CliRunner().invoke(app, ["plan", "launch", *run, *sets, "--set", f"rollout.max_staleness={asked}"])
+    said = plan(*run, "--set", f"rollout.max_staleness={asked}")
     [cycle] = re.findall(r"predicted: ([0-9.]+) s per cycle", said.output)
     assert float(cycle) == pytest.approx(truth, rel=0.15), said.output
