@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from asyncrl.collectors.tasks.prepared import PreparedTask
 from asyncrl.configs import Loaded, Override, RunConfig, flatten, load
 from asyncrl.configs.load import DEFAULT_PRESET, as_overrides
 from asyncrl.engine.errors import ConfigError, TraceError
@@ -24,7 +23,6 @@ from asyncrl.engine.events.log import FILE_NAME, EventLog, Fold
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.summary import Ends, summarise_log
 from asyncrl.engine.events.types import AnyEvent, StepEnded
-from asyncrl.engine.records import PromptStream
 from asyncrl.engine.records.ending import INTERRUPTED, Ending, failure
 from asyncrl.engine.running.checks import check_process, check_with_model, check_without_model, warnings_of
 from asyncrl.engine.running.host import Host
@@ -33,8 +31,8 @@ from asyncrl.engine.running.named_model import with_model
 from asyncrl.engine.running.outcome import RunFailed, RunInterrupted, Summary
 from asyncrl.engine.running.process_state import only_run
 from asyncrl.engine.running.redaction import Redaction
-from asyncrl.engine.running.resume import Resumption, check_changes, find, resumed_config
-from asyncrl.engine.running.run_files import RunFiles, make_directory
+from asyncrl.engine.running.resume import Resumption, check_changes, check_same_folder, find, resumed_config
+from asyncrl.engine.running.run_files import RunFiles, make_directory, name_of_directory
 from asyncrl.engine.running.seal import seal
 from asyncrl.engine.running.signals import EndSignals, exit_code
 from asyncrl.engine.running.threads import is_main_thread, run_beside_loop
@@ -85,6 +83,8 @@ def run(
         loaded = _loaded(config, overrides or {})  # Of a run that is resumed it is compared with its own, below.
     else:
         loaded = resumed_config(found, as_overrides(overrides or {}), objects, allow_code=allow_code)
+    if found is not None:
+        check_same_folder(found, loaded)
     with only_run():
         check_process(loaded.config)
         task = check_without_model(loaded, objects)
@@ -96,11 +96,11 @@ def run(
 
         loaded = with_packing(loaded, extras=task.task.extras)
         if found is None:
-            found_or_made = _make_directory(loaded, Path(fspath(directory)))
-            return _attempt(loaded, Order(loaded.config, task, found_or_made, objects), host, progress)
+            made = make_directory(Path(fspath(directory)), named=name_of_directory(loaded, Path(fspath(directory))))
+            return _attempt(loaded, Order(loaded.config, task, made, objects), host, progress)
         order = Order(loaded.config, task, found.directory, objects, found)
         host.tell(f"goes on from {found.checkpoint or 'its beginning: it has no checkpoint'}")
-        for change in check_changes(found, order.recorded_config(), prompts=_prompts(task)):
+        for change in check_changes(found, order.recorded_config(), prompts=task.prompt_count):
             host.tell(f"goes on with {change}")
         return _attempt(loaded, order, host, progress)
 
@@ -143,11 +143,6 @@ def _pause(seconds: float, failed: RunFailed) -> None:
         raise RunInterrupted(ended.exit_reason, ended) from failed
 
 
-def _prompts(task: PreparedTask) -> int:
-    source = task.source
-    return source.prompts if isinstance(source, PromptStream) else len(source)
-
-
 def _loaded(config: Config, overrides: Mapping[str, Any]) -> Loaded:
     given = as_overrides(overrides)
     if isinstance(config, Loaded) and not given:
@@ -159,19 +154,6 @@ def _loaded(config: Config, overrides: Mapping[str, Any]) -> Loaded:
         known = [Override(path, value, "the RunConfig given") for path, value in flatten(config).items()]
         return load(DEFAULT_PRESET, [*known, *given])
     return load(DEFAULT_PRESET if config is None else fspath(config), given, option="config")
-
-
-def _make_directory(loaded: Loaded, directory: Path) -> Path:
-    configured = loaded.config.run.directory
-    if configured is None:
-        return make_directory(directory, named="directory")
-    named = loaded.sources["run.directory"]
-    if Path(configured) != directory:
-        raise ConfigError(
-            f"run.directory (from {named}) is {configured!r}, and the directory given is {str(directory)!r}; "
-            "leave run.directory out"
-        )
-    return make_directory(directory, named=named)
 
 
 def _carry_out(order: "Order", host: Host, on_step: Callable[[StepEnded], Any] | None) -> Summary:

@@ -39,6 +39,11 @@ class PreparedTask:
         return self.prompts if self.stream is None else self.stream
 
     @property
+    def prompt_count(self) -> int:
+        """How many prompts an epoch has."""
+        return len(self.prompts) if self.stream is None else self.stream.prompts
+
+    @property
     def tools(self) -> Tools:
         """What the model may call; only an environment has tools."""
         return self.task.tools if isinstance(self.task, Environment) else ()

@@ -1,15 +1,19 @@
 """Options that commands share, and how they become a checked configuration."""
 
 import math
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from asyncrl.configs import Loaded, Override, load, parse_set, parse_value, preset_names
 from asyncrl.engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from asyncrl.collectors.tasks.prepared import PreparedTask
 
 ConfigOption = Annotated[str, typer.Option("--config", help=f"A preset ({', '.join(preset_names())}) or a YAML file.")]
 FilterOption = Annotated[
@@ -87,10 +91,11 @@ def overrides(options: Sequence[tuple[str, str, str | None]], sets: Sequence[str
         fail(str(error))
 
 
-def check(loaded: Loaded) -> None:
+def check(loaded: Loaded) -> "tuple[Loaded, PreparedTask] | None":
     """Make the checks that a run makes before it starts; ends the process with code 2 where one fails.
 
-    It makes and fetches no model: if one has to be, it says so, and checks what needs none.
+    Returns the task, and the configuration with the model's folder. It makes and fetches no model: if one has to be, it
+    says so, checks what needs none, and returns None.
     """
     from asyncrl.engine.running.checks import check_runnable, check_without_model, warnings_of
     from asyncrl.engine.running.named_model import what_comes_first, with_cached_model
@@ -104,12 +109,25 @@ def check(loaded: Loaded) -> None:
                 "checked",
                 err=True,
             )
-        else:
-            task = check_runnable(with_cached_model(loaded, typer.echo))
-            for line in [*warnings_of(loaded.config), *task.warnings]:
-                typer.echo(f"warning: {line}", err=True)
+            return None
+        loaded = with_cached_model(loaded, typer.echo)
+        task = check_runnable(loaded)
+        for line in [*warnings_of(loaded.config), *task.warnings]:
+            typer.echo(f"warning: {line}", err=True)
+        return loaded, task
     except ConfigError as error:
         fail(str(error))
+
+
+def matching(pattern: str, must: str) -> Callable[[str], str]:
+    """Return a parser of texts that match `pattern` as a whole, which refuses others with what they `must` be."""
+
+    def parse(given: str) -> str:
+        if not re.fullmatch(pattern, given, flags=re.ASCII):
+            raise typer.BadParameter(f"it is {given!r}; it must be {must}")
+        return given
+
+    return parse
 
 
 def see_user_folder() -> None:

@@ -1,11 +1,16 @@
 """What must hold of the options of a cluster before anything starts."""
 
+import re
 import socket
 
 from asyncrl.configs import Loaded, load
+from asyncrl.configs.sections.cluster import ADDRESS
 from asyncrl.engine.errors import ConfigError
+from asyncrl.engine.lifecycle.found_ray import find_ray
 from asyncrl.engine.lifecycle.process_env import cluster_address, variables_for_nodes
 
+OF_ANY_RUN = ("cluster.time_slicing",)
+"""Options that have an effect without a cluster that is joined; all others would change nothing."""
 _ANSWER_S = 10.0
 """Longest wait for the address to take a connection: Ray itself would try for a minute."""
 
@@ -16,7 +21,7 @@ def check_cluster(loaded: Loaded) -> None:
     address = cluster_address(config)
     for name in type(config.cluster).model_fields:
         value = getattr(config.cluster, name)
-        if value == getattr(default, name) or address is not None or name == "time_slicing":
+        if value == getattr(default, name) or address is not None or f"cluster.{name}" in OF_ANY_RUN:
             continue
         why = (
             f"run.runtime is {config.run.runtime!r}, in which all is one process"
@@ -27,7 +32,7 @@ def check_cluster(loaded: Loaded) -> None:
             f"cluster.{name} (from {loaded.sources[f'cluster.{name}']}) is {value!r}, and {why}, so it would change "
             "nothing; leave it out"
         )
-    _check_time_slicing(loaded, joins=address is not None)
+    check_time_slicing(loaded, joins=address is not None)
     if address is not None:
         variables_for_nodes(1, config.cluster.environment)
         for option, gpus, section in (
@@ -38,8 +43,11 @@ def check_cluster(loaded: Loaded) -> None:
         _check_answers(address)
 
 
-def _check_time_slicing(loaded: Loaded, *, joins: bool) -> None:
-    """Refuse time slicing where a part could not leave its device, or would do so for nobody."""
+def check_time_slicing(loaded: Loaded, *, joins: bool) -> None:
+    """Refuse time slicing where a part could not leave its device, or would do so for nobody.
+
+    ConfigError names both options.
+    """
     config = loaded.config
     asked = config.cluster.time_slicing
     if asked is None:
@@ -86,6 +94,7 @@ def _check_gpus(loaded: Loaded, option: str, gpus: float | None, path: str) -> N
 
 def _check_answers(address: str) -> None:
     if address == "auto":
+        _check_runs_here()
         return
     host, _, port = address.rpartition(":")
     try:
@@ -95,3 +104,14 @@ def _check_answers(address: str) -> None:
             f"no Ray cluster answers at {address} ({error}); --ray-address, cluster.address or RAY_ADDRESS must be the "
             "host:port that `ray start --head` printed, or auto"
         ) from error
+
+
+def _check_runs_here() -> None:
+    found = find_ray()
+    if not found.running and found.last is None:
+        raise ConfigError(
+            "--ray-address, cluster.address or RAY_ADDRESS is auto, and no Ray runs on this host: start one with "
+            "`ray start`, or name the host:port that `ray start --head` printed"
+        )
+    if not found.running and found.last is not None and re.fullmatch(ADDRESS, found.last):
+        _check_answers(found.last)

@@ -3,6 +3,10 @@
 RESUMED = "the run that is resumed"
 """Where the values of a run that goes on come from, in messages."""
 
+NOT_TAKEN = ("cluster.address", "cluster.environment")
+"""Keys that a resumed run does not take from its folder, which may be another's: where it connects to, and which of
+this process's variables go there."""
+
 HARMLESS = (
     "run.runtime",
     "run.steps",

@@ -17,8 +17,10 @@ from asyncrl.engine.events.lock import LogLock
 from asyncrl.engine.events.log import FILE_NAME, read_events
 from asyncrl.engine.events.segments import segment_files
 from asyncrl.engine.events.types import Checkpointed, RunStarted
+from asyncrl.engine.lifecycle.process_env import cluster_address
 from asyncrl.engine.loop.saved import Saved
-from asyncrl.engine.running.harmless import HARMLESS, RESUMED
+from asyncrl.engine.running.cluster_checks import OF_ANY_RUN
+from asyncrl.engine.running.harmless import HARMLESS, NOT_TAKEN, RESUMED
 from asyncrl.engine.running.seal import sealed_code
 from asyncrl.engine.trace.recording import recorded_values
 from asyncrl.filters import BaseRolloutFilter
@@ -132,11 +134,13 @@ def resumed_config(
 ) -> Loaded:
     """Return the configuration of the run with `overrides` on top; `filters` are the objects that it was given.
 
-    ConfigError if it names code that neither `overrides` nor `allow_code` does: the folder may be another's.
+    A run that joined a cluster, and now joins none, goes on with a cluster of its own, and with the defaults of what is
+    for a cluster that is joined. ConfigError if it names code that neither `overrides` nor `allow_code` does: the
+    folder may be another's.
     """
     values = recorded_values(found.config, RESUMED)
     # Where a run goes is said by who starts it: the folder may be another's, and lead to a cluster of theirs.
-    values = [value for value in values if not value.path.startswith("cluster.")]
+    values = [value for value in values if value.path not in NOT_TAKEN]
     chain = list(next(value.value for value in values if value.path == "filters"))
     for given in filters:
         name = object_name(given)
@@ -147,9 +151,24 @@ def resumed_config(
     if filters:
         values = [Override(v.path, chain, v.source) if v.path == "filters" else v for v in values]
     loaded = load(DEFAULT_PRESET, [*values, *overrides])
+    if cluster_address(loaded.config) is None:
+        values = [v for v in values if not v.path.startswith("cluster.") or v.path in OF_ANY_RUN]
+        loaded = load(DEFAULT_PRESET, [*values, *overrides])
     allowed = [*allow_code, *code_of(overrides), *sealed_code(found.directory)]
     check_code(flatten(loaded.config), values, allowed=allowed, source=f"the run {found.directory}")
     return loaded
+
+
+def check_same_folder(found: Resumption, loaded: Loaded) -> None:
+    """ConfigError, with both folders, if another one than the run's own is configured for it."""
+    given, source = loaded.config.run.directory, loaded.sources["run.directory"]
+    # What the run itself recorded may be where it was before it was moved.
+    if given is None or source == RESUMED or Path(given).resolve() == found.directory.resolve():
+        return
+    raise ConfigError(
+        f"--resume {found.directory}: the run goes on in its own folder, and run.directory (from {source}) is "
+        f"{given!r}; leave that out"
+    )
 
 
 def check_changes(found: Resumption, config: Mapping[str, Any], *, prompts: int) -> list[str]:

@@ -1,11 +1,13 @@
 """The folder of a run, the files that it leaves when it has ended, and which of them could not be written."""
 
 import json
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from asyncrl.configs import Loaded
 from asyncrl.engine.errors import ConfigError, NotWritten
 from asyncrl.engine.events.segments import FILE_NAME as EVENTS
 from asyncrl.engine.events.summary import FILE_NAME as SUMMARY
@@ -14,15 +16,45 @@ from asyncrl.engine.records.ending import Ending, failure
 FILTERS = "filters.json"
 
 
+def name_of_directory(loaded: Loaded, directory: Path) -> str:
+    """Return what messages call a new run's folder; ConfigError if another one is configured."""
+    configured = loaded.config.run.directory
+    if configured is None:
+        return "directory"
+    named = loaded.sources["run.directory"]
+    if Path(configured) != directory:
+        raise ConfigError(
+            f"run.directory (from {named}) is {configured!r}, and the directory given is {str(directory)!r}; "
+            "leave run.directory out"
+        )
+    return named
+
+
+def check_directory(directory: Path, *, named: str) -> None:
+    """Check that `make_directory` would make this folder, and leave nothing behind; ConfigError if not."""
+    try:
+        _check_free(directory, named=named)
+        there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+        # Permissions alone say nothing of what root can do, or of file systems like /proc.
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{named}: cannot make the folder {directory}: {error.strerror}") from error
+
+
 def make_directory(directory: Path, *, named: str) -> Path:
     """Make a run's folder; ConfigError that calls it `named` if it holds a run already, or cannot be made."""
-    if (directory / EVENTS).exists():
-        raise ConfigError(f"{named} is {str(directory)!r}, which holds a run already; name a new folder")
     try:
+        _check_free(directory, named=named)
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{named}: cannot make the folder {directory}: {error}") from error
     return directory
+
+
+def _check_free(directory: Path, *, named: str) -> None:
+    if (directory / EVENTS).exists():
+        raise ConfigError(f"{named} is {str(directory)!r}, which holds a run already; name a new folder")
 
 
 class RunFiles:

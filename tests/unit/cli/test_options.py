@@ -153,17 +153,20 @@ def test_a_bad_task_or_checkpoint_is_refused(command: Command, texts: list[str],
 def test_a_folder_that_holds_a_run_is_refused(command: Command, folder: Path) -> None:
     (folder / "old").mkdir()
     (folder / "old" / "events.jsonl").write_text("{}\n", encoding="utf-8")
-    result = command("train", "--run-dir", "old")
-    assert result.exit_code == 2
-    assert "--run-dir is 'old', which holds a run already" in result.stderr
+    for dry in ((), ("--dry-run",)):
+        result = command("train", *dry, "--run-dir", "old")
+        assert result.exit_code == 2
+        assert "--run-dir is 'old', which holds a run already" in result.stderr
 
 
 def test_a_folder_that_cannot_be_made_is_refused(command: Command, folder: Path) -> None:
     (folder / "taken").write_text("", encoding="utf-8")
-    for name in ("taken", "taken/below"):
-        result = command("train", "--run-dir", name)
-        assert result.exit_code == 2
-        assert "--run-dir" in result.stderr
+    for name in ("taken", "taken/below", "/proc/nowhere"):
+        for dry in ((), ("--dry-run",)):
+            result = command("train", *dry, "--run-dir", name)
+            assert result.exit_code == 2
+            assert f"--run-dir: cannot make the folder {name}" in result.stderr
+    assert command("train", "--dry-run", "--run-dir", "new/below").exit_code == 0
 
 
 def test_an_unknown_option_or_command_is_code_2(command: Command) -> None:

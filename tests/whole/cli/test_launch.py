@@ -175,6 +175,72 @@ def test_the_ray_job_keeps_to_the_schema_of_kuberay(tmp_path: Path, nodes: str) 
     assert job["spec"]["entrypoint"] == "asyncrl train --ray-address auto --run-dir out"
 
 
+LAUNCH = {"slurm": ("launch", "slurm"), "kuberay": ("launch", "kuberay", "--image", "team/asyncrl:1")}
+
+
+@pytest.mark.parametrize("kind", ["slurm", "kuberay"])
+def test_a_file_that_exists_is_not_written_over(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "job"
+    file.write_text("mine", encoding="utf-8")
+    result = CliRunner().invoke(app, [*LAUNCH[kind], "--output", str(file)])
+    assert result.exit_code == 2, result.output
+    assert "exists already; nothing was written" in result.stderr
+    assert file.read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "bad", "good"),
+    [
+        ("slurm", "--time", ("banana", "", "1:", "1-"), ("90", "90:00", "12:00:00", "2-12", "2-12:00:00", "UNLIMITED")),
+        ("slurm", "--partition", ("a b", "", "a\n#SBATCH"), ("long", "gpu_a-1,gpu.b")),
+        ("kuberay", "--image", ("", "a b", "-x"), ("asyncrl", "host.io:5000/team/asyncrl:1@sha256:ab")),
+        ("kuberay", "--claim", ("Bad Name!", "", "-a", "a" * 254), ("runs", "team-1.runs")),
+    ],
+)
+def test_a_value_that_the_scheduler_would_refuse_is_named(
+    tmp_path: Path, kind: str, option: str, bad: tuple[str, ...], good: tuple[str, ...]
+) -> None:
+    for value in bad:
+        result = CliRunner().invoke(app, [*LAUNCH[kind], "--output", str(tmp_path / "bad"), option, value])
+        said = " ".join(result.stderr.replace("│", " ").split())
+        assert (result.exit_code, f"Invalid value for '{option}'" in said, "it must be" in said) == (2, True, True)
+    assert not (tmp_path / "bad").exists()
+    for number, value in enumerate(good):
+        result = CliRunner().invoke(app, [*LAUNCH[kind], "--output", str(tmp_path / str(number)), option, value])
+        assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("kind", ["slurm", "kuberay"])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--max-stalness", "2"), "No such option: --max-stalness"),
+        (("train", "--max-staleness", "2"), "unexpected extra argument"),
+        (("--config", "missing.yaml"), "--config missing.yaml is neither a file nor a preset"),
+        (("--max-staleness", "-1"), "--max-staleness (rollout.max_staleness) is -1; it must be"),
+        (("--runtime", "local"), "run.runtime (from --runtime) is 'local'"),
+        (("--ray-address", "1.2.3.4:5"), "cluster.address (from --ray-address) is '1.2.3.4:5'"),
+        (("--set", "cluster.address=auto"), "cluster.address (from --set cluster.address=auto) is 'auto'"),
+        (("--set", "cluster.time_slicing=keep"), "cluster.time_slicing (from --set cluster.time_slicing=keep)"),
+        (("--allow-code", "a:b"), "it goes with --resume"),
+    ],
+)
+def test_words_with_which_no_run_could_start_are_refused(
+    tmp_path: Path, kind: str, words: tuple[str, ...], says: str
+) -> None:
+    result = CliRunner().invoke(app, [*LAUNCH[kind], "--output", str(tmp_path / "job"), "--", *words])
+    assert result.exit_code == 2, result.output
+    assert says in " ".join(result.stderr.replace("│", " ").split())
+    assert not (tmp_path / "job").exists()
+
+
+def test_words_of_a_run_that_is_only_there_when_the_job_starts_are_taken(tmp_path: Path) -> None:
+    words = ["--resume", "auto", "--steps", "400", "--set", "cluster.layout=apart"]
+    result = CliRunner().invoke(app, [*LAUNCH["slurm"], "--output", str(tmp_path / "job"), "--", *words])
+    assert result.exit_code == 0, result.output
+    assert "--resume auto --steps 400 --set cluster.layout=apart" in (tmp_path / "job").read_text(encoding="utf-8")
+
+
 def test_a_plan_says_who_goes_where_what_to_expect_and_what_does_not_fit() -> None:
     def on_two(*words: str) -> tuple[int, str]:
         result = plan("--nodes", "2", "--node-cpus", "4", *words)

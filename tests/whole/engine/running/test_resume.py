@@ -428,7 +428,45 @@ def test_options_of_an_environment_are_one_value_that_a_resumed_run_keeps(tmp_pa
             check_changes(found, config, prompts=1)
 
 
-def test_a_runs_folder_does_not_choose_the_cluster_that_is_joined(tmp_path: Path) -> None:
-    recorded = load("default", [Override("cluster.address", "10.0.0.1:6379", "--ray-address")]).config.model_dump()
-    loaded = resumed_config(Resumption(tmp_path, 1, None, recorded), [])
-    assert loaded.config.cluster == load().config.cluster
+PLACES: dict[str, Any] = {
+    "exclude": ["secret/*"],
+    "layout": "apart",
+    "nodes": 2,
+    "rank_gpus": 0.5,
+    "collector_gpus": 0.5,
+    "worker_cpus": 2.0,
+    "max_collectors": 4,
+    "place_timeout_s": 5.0,
+}
+
+
+def recorded_cluster(directory: Path, **values: Any) -> Resumption:
+    given = [Override(f"cluster.{name}", value, "--set") for name, value in values.items()]
+    return Resumption(directory, 1, None, load("default", given).config.model_dump())
+
+
+def test_a_runs_folder_does_not_choose_the_cluster_that_is_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the variables that go there. Its places are for a cluster that is joined: one of its own has none."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    found = recorded_cluster(tmp_path, address="10.0.0.1:6379", environment=["TOKEN"], **PLACES)
+    assert resumed_config(found, []).config.cluster == load().config.cluster
+
+
+def test_a_resumed_run_keeps_its_places_on_the_cluster_that_the_user_names(tmp_path: Path) -> None:
+    found = recorded_cluster(tmp_path, address="10.0.0.1:6379", environment=["TOKEN"], **PLACES)
+    cluster = resumed_config(found, [Override("cluster.address", "10.0.0.9:6379", "--ray-address")]).config.cluster
+    expected = {"address": "10.0.0.9:6379", "environment": [], "time_slicing": None, **PLACES}
+    assert cluster.model_dump() == expected, "who adds an option of a cluster decides whether a resumed run takes it"
+
+
+def test_a_resumed_run_keeps_its_time_slicing(tmp_path: Path) -> None:
+    found = recorded_cluster(tmp_path, time_slicing="keep")
+    assert resumed_config(found, []).config.cluster.time_slicing == "keep"
+
+
+def test_another_folder_for_a_run_that_goes_on_in_its_own_is_refused(tmp_path: Path) -> None:
+    interrupted(tmp_path, {}, after=1)
+    with pytest.raises(ConfigError, match=r"goes on in its own folder, and run\.directory .*elsewhere"):
+        resumed(tmp_path, {"run.directory": str(tmp_path / "elsewhere")})
