@@ -34,7 +34,7 @@ _FRUGAL = {
     "TQ_NUM_THREADS": "1",
 }
 _OF_OWN_CLUSTER = {
-    # Ray would keep a record of every call of an actor: 350 MB after the 100,000 that it keeps at most.
+    # Ray's own server would keep records of actors' calls: it grew from 29 to 382 MB in 30 minutes of small steps.
     "RAY_task_events_report_interval_ms": "0",
 }
 _READABLE = {

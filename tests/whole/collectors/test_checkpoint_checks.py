@@ -9,6 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
+from asyncrl.collectors.engines.stop_text import completing
 from asyncrl.collectors.tasks import load_task
 from asyncrl.configs import Override, RunConfig, load
 from asyncrl.engine.errors import ConfigError
@@ -142,6 +143,14 @@ def test_a_prompt_begins_as_the_tokenizer_has_it(
     assert tokenizer.encode("7>") == [*first, 11, 14]
     assert tokenized(load_task("echo", {}).examples(), tokenizer)[7] == ([*first, 11, 14, 11, 1], 2 + len(first))
     assert tokenizer.encode("<s>7>") == [2, 11, 14]  # Not twice where a text spells it out.
+
+
+def test_stop_strings_are_looked_for_in_the_text_of_all_tokens(save_checkpoint: Callable[..., Path]) -> None:
+    """A special token may be one; scores read a text without them."""
+    tokenizer = run_tokenizer(run_config(save_checkpoint(tiny(), bos=True)))
+    ids = tokenizer.encode("<s>7>")
+    assert "<s>" not in tokenizer.decode(ids)
+    assert completing(tokenizer.whole_text, [], ids, ("<s>",)) == 1
 
 
 def test_a_first_token_that_there_is_not_cannot_be_asked_for(save_checkpoint: Callable[..., Path]) -> None:
