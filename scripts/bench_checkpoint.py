@@ -1,9 +1,9 @@
 """What a checkpoint of one rank costs: the step waits for the hold; the save runs beside the next steps.
 
 `--model default` is the model of the default run, `smollm2` has the shape of SmolLM2-135M, in float32 with AdamW's two
-moments; `--reference` adds the frozen copy that `trainer.reference_kl` keeps. The first hold allocates its buffers, and
-`hold_s` is the median of the others. `save_s` includes writing to disk, with fsync. `update_s` is one optimizer update,
-for comparison. The last line is one JSON object.
+moments; `--reference` adds the frozen copy that `trainer.reference_kl` keeps. `reserve_s` is what a rank takes at its
+start for the memory of the copies; `first_hold_s` the first hold, `hold_s` the median of the others. `save_s` includes
+writing to disk, with fsync. `update_s` is one optimizer update, for comparison. The last line is one JSON object.
 """
 
 import argparse
@@ -82,8 +82,9 @@ def main() -> None:
         if options.device != "cpu":
             torch.cuda.synchronize()
 
-    updates = seconds(update, options.repeats)
     keeper = StateKeeper(0, 1)
+    (reserve,) = seconds(lambda: keeper.reserve(backend))
+    updates = seconds(update, options.repeats)
     first, *holds = seconds(lambda: keeper.hold(backend, 1), options.repeats + 1)
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     try:
@@ -99,6 +100,7 @@ def main() -> None:
         "weights": gradient.numel(),
         "written_mb": round(written / 1e6, 1),
         "update_s": round(statistics.median(updates), 4),
+        "reserve_s": round(reserve, 4),
         "first_hold_s": round(first, 4),
         "hold_s": round(statistics.median(holds), 4),
         "hold_max_s": round(max(holds), 4),

@@ -45,7 +45,7 @@ class RankSettings:
     `parallel` says which ranks hold a replica together; None: each holds one.
     `extras` are further tensor columns, which go to the backend with every micro-batch. `peak_flops` is the peak of its
     device in FLOP/s; 0 if it is not known. A step takes at least `min_step_s`. `learning_rate` is the highest, and
-    `schedule` says which part of it a step has.
+    `schedule` says which part of it a step has. With `reserve` the memory for holding the state is taken at the start.
     """
 
     rank: int
@@ -58,6 +58,7 @@ class RankSettings:
     peak_flops: float = 0.0
     schedule: Schedule = field(default_factory=Schedule)
     parallel: Parallel | None = None
+    reserve: bool = False
 
 
 class TrainerRank:
@@ -95,6 +96,8 @@ class TrainerRank:
         self._version: int | None = 0  # None: between the updates of one.
         self._held: dict[str, torch.Tensor] | None = None
         self._keeper = StateKeeper(settings.rank, settings.ranks)
+        if settings.reserve:
+            self._keeper.reserve(backend)
         self._updating, self._saving, self._keeping = anyio.Lock(), anyio.Lock(), anyio.Lock()
 
     async def train(self, work: TrainWork) -> RankResult:

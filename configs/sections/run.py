@@ -77,3 +77,8 @@ class Checkpoint(Section):
     """How many checkpoints are kept; older ones are removed once a newer one is whole."""
     timeout_s: Seconds
     """A checkpoint that takes longer is given up, with a warning."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a run keeps any checkpoint."""
+        return self.at_end or self.every_steps is not None or self.every_s is not None

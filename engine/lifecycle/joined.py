@@ -166,6 +166,4 @@ def _paths(config: RunConfig, directory: Path) -> dict[str, str]:
 
 def _ranks_write(config: RunConfig) -> bool:
     """Return whether ranks, which may be on any node, write to the run's folder."""
-    run, checkpoint = config.run, config.checkpoint
-    saves = run.save_model or run.save_every is not None
-    return saves or checkpoint.at_end or checkpoint.every_steps is not None or checkpoint.every_s is not None
+    return config.run.save_model or config.run.save_every is not None or config.checkpoint.is_kept

@@ -316,6 +316,8 @@ def build_rank(
         extras=(*own, *_replayed(config)),
         peak_flops=peak_flops(_device_name(device), configured=trainer.peak_flops) or 0.0,
         parallel=Parallel.of(trainer),
+        # Megatron's state comes to the host's memory anew each time, from all ranks together.
+        reserve=config.checkpoint.is_kept and trainer.backend == "torch",
     )
     # Rank 0 alone saves, also what its siblings hold of its replica.
     saves = rank == 0 and config.run.save_model

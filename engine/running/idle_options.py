@@ -90,7 +90,7 @@ IDLE = (
     ),
     Idle(
         ("checkpoint.keep", "checkpoint.timeout_s"),
-        lambda config: not (config.checkpoint.at_end or config.checkpoint.every_steps or config.checkpoint.every_s),
+        lambda config: not config.checkpoint.is_kept,
         lambda _: "checkpoint.every_steps and every_s are null and at_end is false, by which there are no checkpoints",
     ),
     Idle(

@@ -51,9 +51,10 @@ def replica_state(
 
 
 def fill_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Make a new optimizer keep what it keeps after its first update, by one at learning rate 0 without gradient.
+    """Make a new optimizer keep what it keeps after its first update, all zeros, as it begins with.
 
-    So the optimizer itself says what types and devices its state has, as in torch.distributed.checkpoint.
+    By an update at learning rate 0 without gradient, so the optimizer itself says what types and devices its state has,
+    as in torch.distributed.checkpoint. A run so finds out at the start whether there is memory for the moments.
     """
     for group in optimizer.param_groups:
         group["lr"] = 0.0
@@ -61,6 +62,9 @@ def fill_optimizer(optimizer: torch.optim.Optimizer) -> None:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+    for state in optimizer.state.values():
+        for value in state.values():
+            value.zero_()
 
 
 def _own(model: Any) -> dict[str, torch.Tensor]:

@@ -95,6 +95,7 @@ class TorchBackend:
             weight_decay=settings.weight_decay,
             decay_vectors=settings.decay_vectors,
         )
+        fill_optimizer(self._optimizer)
 
     def accumulate(self, rows: Rows, total_tokens: int) -> StepSums:
         settings = self._settings
@@ -199,11 +200,12 @@ class TorchBackend:
 
     def load_training_state(self, saved: SavedState) -> None:
         self.reset_optimizer()
-        if any(name.startswith(OPTIMIZER) for name in saved.names):
-            fill_optimizer(self._optimizer)
         state = self.training_state()
-        saved.check(state.saved, state.frozen, state.places)
-        for name, tensor in state.saved.items():
+        begun = any(name.startswith(OPTIMIZER) for name in saved.names)
+        # What was saved before the first update may be without moments; they are zeros then.
+        expected = {name: value for name, value in state.saved.items() if begun or not name.startswith(OPTIMIZER)}
+        saved.check(expected, state.frozen, state.places)
+        for name, tensor in expected.items():
             saved.read_into(name, tensor, state.places.get(name))
         self._weights.updated()
 

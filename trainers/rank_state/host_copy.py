@@ -8,11 +8,18 @@ import torch
 class HostCopy:
     """Holds one copy. Its buffers are pinned for tensors of a GPU, and are reused while shapes and types stay.
 
-    So the first copy takes longer than the others, and the memory stays in use until this object goes.
+    The memory stays in use until this object goes.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, torch.Tensor] = {}
+
+    def reserve(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take the memory for copies of these now: the first copy would take several times as long as the others."""
+        for name, tensor in tensors.items():
+            self._buffers[name] = _buffer(tensor, self._buffers.get(name))
+            # The system finds room for a page when it is first written.
+            self._buffers[name].zero_()
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Copy the tensors, and return the copies; they are whole once this returns, and change with the next call."""

@@ -61,15 +61,17 @@ class StateKeeper:
         self._held: _Held | None = None
         self._frozen_sums: dict[str, int] | None = None
 
+    def reserve(self, backend: Stateful) -> None:
+        """Take the host memory that `hold` copies to, so that no step waits for it."""
+        state = backend.training_state()
+        self._copy.reserve(self._written(state.tensors, state.places))
+
     def hold(self, backend: Stateful, version: int) -> None:
         """Copy the state to host memory, in place of the one that was held."""
         self._held = None  # Its buffers are written over: a copy that fails must not be taken for the version before.
         state = backend.training_state()
         random = random_states(state.device)
-        changing, constant = (
-            {name: value for name, value in tensors.items() if self._writes(state.places.get(name))}
-            for tensors in (state.tensors, state.constant)
-        )
+        changing, constant = (self._written(tensors, state.places) for tensors in (state.tensors, state.constant))
         frozen = state.frozen if self._rank == 0 else {}
         # Detached, what never changes can be read where it is now, though the rank moves its own meanwhile.
         held = {**self._copy.take(changing), **_detached(constant)}
@@ -108,8 +110,13 @@ class StateKeeper:
             restore_random(random, device)
         return saved.version
 
-    def _writes(self, place: Place | None) -> bool:
-        return self._rank == 0 if place is None else place.saves
+    def _written(self, tensors: Mapping[str, torch.Tensor], places: Mapping[str, Place]) -> dict[str, torch.Tensor]:
+        """Return those that this rank writes: of whole ones rank 0 all, of parts each rank its own."""
+
+        def writes(place: Place | None) -> bool:
+            return self._rank == 0 if place is None else place.saves
+
+        return {name: value for name, value in tensors.items() if writes(places.get(name))}
 
     @property
     def _stem(self) -> str:

@@ -342,6 +342,25 @@ def test_buffers_of_a_copy_serve_again_while_shapes_stay() -> None:
     assert again["b"].tolist() == [1, 1, 1, 1]
 
 
+def test_a_copy_goes_to_the_memory_that_was_reserved_for_it() -> None:
+    copy, tensors = HostCopy(), {"a": torch.ones(3), "b": torch.ones(2)}
+    copy.reserve(tensors)
+    kept = dict(copy._buffers)
+    copy.reserve(tensors)
+    assert copy.take(tensors)["a"].tolist() == [1, 1, 1]
+    assert all(copy._buffers[name] is kept[name] for name in tensors)
+
+
+def test_a_keeper_reserves_what_it_writes() -> None:
+    """Of whole tensors rank 0 all, of parts each its own."""
+    whole = StateKeeper(1, 2)
+    whole.reserve(some())
+    assert not whole._copy._buffers
+    parts = StateKeeper(1, 2)
+    parts.reserve(in_parts(2, 1))
+    assert set(parts._copy._buffers) == {"w"}
+
+
 @dataclass
 class Parts(Tensors):
     """A backend that has parts of tensors, at their places."""

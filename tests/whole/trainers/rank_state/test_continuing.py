@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from asyncrl.engine.aio.virtual_time import run_virtual
 from asyncrl.engine.data_plane.base import Partition
 from asyncrl.engine.data_plane.local import LocalPlane
 from asyncrl.engine.errors import CheckpointBroken, VersionError
+from asyncrl.engine.lifecycle.parts import build_rank, build_run_model
 from asyncrl.engine.loop.selection import Selection
 from asyncrl.engine.loop.stages import Stages
 from asyncrl.engine.records import GroupMeta
@@ -27,11 +29,15 @@ from asyncrl.engine.records.keys import sample_keys
 from asyncrl.engine.records.work import SampleWork
 from asyncrl.engine.testing.simulation import simulated_config
 from asyncrl.engine.weights.base import InProcess
+from asyncrl.trainers.backends.base import TrainingState
 from asyncrl.trainers.backends.torch_backend import TorchBackend
+from asyncrl.trainers.links import Links
 from asyncrl.trainers.rank import RankSettings, TrainerRank
+from asyncrl.trainers.rank_state.keeper import StateKeeper
 from asyncrl.trainers.rank_state.saved import SavedState
 from asyncrl.trainers.reducer import Meeting
 
+OFF = {"every_steps": None, "every_s": None, "at_end": False}
 SAMPLES = [(tuple(2 + (i * j) % 9 for j in range(1, 5 + i % 3)), (-1.0) ** i * (0.3 + 0.2 * i)) for i in range(8)]
 
 
@@ -168,8 +174,8 @@ def test_a_step_a_save_a_load_and_two_steps_are_three_steps(make_backend: Any, t
     run_virtual(main)
 
 
-def test_a_state_before_the_first_update_has_no_moments(make_backend: Any, tmp_path: Path) -> None:
-    """And a backend that has some loses them."""
+def test_a_state_before_the_first_update_has_moments_of_zero(make_backend: Any, tmp_path: Path) -> None:
+    """And a backend that has others loses them."""
 
     async def main() -> None:
         with seeded(1):
@@ -179,9 +185,54 @@ def test_a_state_before_the_first_update_has_no_moments(make_backend: Any, tmp_p
             await second.steps(1)
             await second.ranks[0].load_state(str(tmp_path))
             assert_equal(second.state(), first.state())
-            assert not any(name.startswith("optimizer/") for name in second.state())
+            moments = [value for name, value in second.state().items() if name.startswith("optimizer/")]
+            assert moments
+            assert not any(value.any() for value in moments)
 
     run_virtual(main)
+
+
+def test_a_state_without_moments_is_one_before_the_first_update(make_backend: Any, tmp_path: Path) -> None:
+    """As Megatron writes it."""
+    backend, other = (Replicas(make_backend).backends[0] for _ in range(2))
+
+    class Bare:
+        def training_state(self) -> TrainingState:
+            state = backend.training_state()
+            kept = {name: value for name, value in state.tensors.items() if not name.startswith("optimizer/")}
+            return replace(state, tensors=kept)
+
+        def load_training_state(self, saved: SavedState) -> None: ...
+
+    keeper = StateKeeper(0, 1)
+    keeper.hold(Bare(), 0)
+    keeper.save(tmp_path)
+    for value in other.training_state().tensors.values():
+        value.detach().fill_(1)
+    StateKeeper(0, 1).load(tmp_path, other)
+    assert_equal(other.training_state().saved, backend.training_state().saved)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reserved"), [({}, True), ({"every_steps": 5, "at_end": False}, True), (OFF, False)]
+)
+def test_a_rank_of_a_run_with_checkpoints_takes_their_memory_at_its_start(
+    changed: Mapping[str, Any], reserved: bool
+) -> None:
+    """For weights and moments; without it the first checkpoint's step waits for the memory."""
+    config = simulated_config(trainer__ranks=1, **{f"checkpoint__{name}": value for name, value in changed.items()})
+    rank = build_rank(
+        config,
+        0,
+        model=build_run_model(config),
+        plane=LocalPlane(),
+        links=Links(),
+        transport=InProcess(),
+        blocking=in_place,
+    )
+    state = rank._backend.training_state().tensors
+    assert any(name.startswith("optimizer/exp_avg/") for name in state)
+    assert set(rank._keeper._copy._buffers) == (set(state) if reserved else set())
 
 
 @pytest.mark.parametrize(("saved", "loaded"), [(2, 1), (1, 2), (2, 3)])
