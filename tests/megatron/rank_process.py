@@ -1,7 +1,7 @@
 """The process of one rank: calls a Megatron backend as it is told by pickles on its standard input.
 
-`python rank_process.py RANK RANKS ADDRESS`. A request is a method and its arguments, an answer what it returned, or
-the error that it raised.
+`python rank_process.py RANK RANKS ADDRESS [cuda]`; with `cuda` each rank has a GPU. A request is a method and its
+arguments, an answer what it returned, in the host's memory, or the error that it raised.
 """
 
 import gc
@@ -28,9 +28,10 @@ from asyncrl.trainers.rank_state.keeper import StateKeeper
 class Rank:
     """What a test can call: a method of the backend, or one of these."""
 
-    def __init__(self, join: Callable[[], None]) -> None:
+    def __init__(self, join: Callable[[], None], device: torch.device) -> None:
         self.backend: Any = None
         self._join = join
+        self._device = device
         self._split: Split | None = None
 
     def build(
@@ -50,7 +51,10 @@ class Rank:
                 dist.destroy_process_group()
             self._join()
             self._split = settings.split
-        self.backend = MegatronBackend(config, weights, settings, pad_id=0, device=torch.device("cpu"), dtype=dtype)
+        self.backend = MegatronBackend(config, weights, settings, pad_id=0, device=self._device, dtype=dtype)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {name: value.cpu() for name, value in self.backend.state().items()}
 
     def save(self, folder: str) -> None:
         keeper = StateKeeper(dist.get_rank(), dist.get_world_size())
@@ -61,10 +65,13 @@ class Rank:
         StateKeeper(dist.get_rank(), dist.get_world_size()).load(Path(folder), self.backend)
 
 
-def main(rank: int, ranks: int, address: str) -> None:
+def main(rank: int, ranks: int, address: str, device: str = "cpu") -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # Whatever megatron prints goes elsewhere.
     torch.set_num_threads(1)
+    on_gpu = device == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(rank)
     host, _, port = address.rpartition(":")
     timeout = timedelta(seconds=100)
     store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timeout)
@@ -72,9 +79,11 @@ def main(rank: int, ranks: int, address: str) -> None:
 
     def join() -> None:
         own_store = PrefixStore(str(next(times)), store)
-        dist.init_process_group("gloo", store=own_store, rank=rank, world_size=ranks, timeout=timeout)
+        # On GPUs as a run's ranks do.
+        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+        dist.init_process_group(backend, store=own_store, rank=rank, world_size=ranks, timeout=timeout)
 
-    own = Rank(join)
+    own = Rank(join, torch.device("cuda", rank) if on_gpu else torch.device("cpu"))
     while True:
         try:
             method, arguments = pickle.load(sys.stdin.buffer)
@@ -93,4 +102,4 @@ def main(rank: int, ranks: int, address: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
