@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 from bench_train import MODELS, TINY
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import asyncrl
 from asyncrl.configs import Override, load, parse_set
@@ -53,11 +54,14 @@ EOS, WORD = "</s>", "w"
 
 
 def checkpoint(name: str, folder: Path, *, tiny: bool) -> int:
-    """Write a model with random weights and a tokenizer of one word per token; return its vocabulary."""
-    kind, config, shape = MODELS[name]
-    shape = {**shape, **({**TINY, "num_key_value_heads": 2} if tiny else {}), "eos_token_id": 0, "bos_token_id": None}
+    """Write a model with random weights and a tokenizer of one word per token; return its vocabulary.
+
+    It is a Llama of the shape: to a Qwen2 transformers would give Qwen2's tokenizer, whatever the folder has.
+    """
+    shape = {**MODELS[name][2], **({**TINY, "num_key_value_heads": 2} if tiny else {})}
     torch.manual_seed(0)
-    kind(config(**shape)).to(torch.float32 if tiny else torch.bfloat16).save_pretrained(folder)
+    model = LlamaForCausalLM(LlamaConfig(**shape, eos_token_id=0, bos_token_id=None))
+    model.to(torch.float32 if tiny else torch.bfloat16).save_pretrained(folder)
     words(shape["vocab_size"], folder)
     return int(shape["vocab_size"])
 

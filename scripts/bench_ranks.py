@@ -204,8 +204,8 @@ class Member:
 
 def be_member(way: str, rank: int, meeting: str, options: argparse.Namespace) -> None:
     """Be one rank; rank 0 prints what was found. An error ends the process at once, whatever others wait for."""
-    # A rank that waits for ever tells where, before it is killed.
-    faulthandler.dump_traceback_later(options.deadline_s * 0.95)
+    # A rank that waits for ever tells where, before it is killed. The deadline began before this process did.
+    faulthandler.dump_traceback_later(options.deadline_s * 0.8)
     try:
         found = Member(way, rank, meeting, options).run()
         if rank == 0:
@@ -245,6 +245,8 @@ class Members:
             codes = [process.poll() for process in self._processes]
             failed = [rank for rank, code in enumerate(codes) if code]
             if failed:
+                # The others' errors, that they lost a rank, may come before this is seen.
+                failed.sort(key=lambda rank: self._file(rank, "err").stat().st_mtime)
                 return self._failed(failed, f"rank {failed[0]} ended with {codes[failed[0]]}")
             if None not in codes:
                 return self._printed()

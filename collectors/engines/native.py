@@ -30,6 +30,7 @@ from asyncrl.collectors.engines.stopwatch import Stopwatch
 from asyncrl.engine.aio.blocking import Blocking
 from asyncrl.engine.aio.signal import Signal
 from asyncrl.engine.errors import GenerationError, VersionError
+from asyncrl.engine.model.device import on_device
 from asyncrl.engine.model.sketch import vocabulary
 
 _MOST_FAILURES = 3
@@ -65,12 +66,13 @@ class NativeEngine:
         check_decoding(model)
         self._model = model
         self._settings = settings
-        self._blocking = blocking
+        device = next(model.parameters()).device
+        self._blocking = blocking = on_device(blocking, device)
         self._has_text = text is not None
         self._vocabulary = vocabulary(model)
         self._decoder = Decoder(model, settings)
-        on_gpu = next(model.parameters()).is_cuda
-        self._batcher = Batcher(self._decoder, settings, text=text, blocking=blocking, ahead=1 if on_gpu else 0)
+        ahead = 1 if device.type == "cuda" else 0
+        self._batcher = Batcher(self._decoder, settings, text=text, blocking=blocking, ahead=ahead)
         self._version = version
         self._controls: deque[_Control] = deque()
         self._updating: int | None = None

@@ -33,7 +33,7 @@ from asyncrl.engine.lifecycle.ray_process import RayProcess
 from asyncrl.engine.lifecycle.scorers import ray_scorer
 from asyncrl.engine.lifecycle.transports import Transports
 from asyncrl.engine.lifecycle.working_folder import enter_copy
-from asyncrl.engine.model.device import choose_device, collector_place
+from asyncrl.engine.model.device import choose_device, collector_place, on_device
 from asyncrl.engine.weights.ray_store import RayObjectStore
 from asyncrl.trainers.backends.sharded import Shards
 from asyncrl.trainers.extras import extras_of
@@ -147,7 +147,7 @@ class RankActor(_ActorProcess):
         """Attach to the data plane and meet the other ranks at the address `meeting`."""
         listen_at(ray.util.get_node_ip_address())
         trainer = self._config.trainer
-        nccl = _has_own_gpu(self._device, trainer.ranks)
+        nccl, blocking = _has_own_gpu(self._device, trainer.ranks), on_device(in_thread, self._device)
         links = await meet(trainer, self._index, meeting=meeting, nccl=nccl, blocking=in_thread)
         if trainer.is_sharded:
             links = replace(links, shards=_shards(trainer, self._device, nccl=nccl))
@@ -158,8 +158,8 @@ class RankActor(_ActorProcess):
             model=self._model,
             plane=plane,
             links=links,
-            transport=transports.build(f"rank{self._index}", self._device, blocking=in_thread),
-            blocking=in_thread if links.shards is None else links.shards.blocking(in_thread),
+            transport=transports.build(f"rank{self._index}", self._device, blocking=blocking),
+            blocking=blocking,
             extras=extras_of(await plane.partition(PARTITION)),
         )
         self._model = None  # The backend has what it needs of it.

@@ -4,11 +4,12 @@ A run's ranks take the GPUs in turn, and its collectors those after them, or the
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from asyncrl.configs import RunConfig
+from asyncrl.engine.aio.blocking import Blocking
 from asyncrl.engine.errors import ConfigError
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -37,6 +38,25 @@ def collector_place(config: RunConfig, index: int) -> int:
     Example: with 2 ranks, collectors 0, 1 and 2 have places 2, 3 and 4; with time slicing 0, 1 and 0.
     """
     return index % config.trainer.ranks if config.cluster.time_slicing else config.trainer.ranks + index
+
+
+def on_device(blocking: Blocking[Any], device: torch.device) -> Blocking[Any]:
+    """Return `blocking` for calls that compute on `device`, which is then the current one.
+
+    Streams, events and CUDA graphs are the current device's. Each thread has one of its own, at first the first GPU:
+    an event there would not wait for a copy on the second.
+    """
+    if device.type != "cuda":
+        return blocking
+
+    async def run(call: Callable[[], Any]) -> Any:
+        def there() -> Any:
+            with torch.cuda.device(device):
+                return call()
+
+        return await blocking(there)
+
+    return run
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -1,6 +1,7 @@
 """The PyTorch backend on a GPU, padded and packed, against the same in float64 on the CPU."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from asyncrl.trainers.backends.torch_settings import TorchSettings
 from asyncrl.trainers.loss.objective import Clip
 
 LENGTHS = (90, 3, 257, 64, 1024, 31)
+EVEN = (1030, 1024, 1025)
 PROMPT = 2
 
 
@@ -42,14 +44,14 @@ def backend(
     return TorchBackend(model, settings, pad_id=0, compute_dtype=compute_dtype)
 
 
-def rows(logprobs: list[torch.Tensor]) -> Rows:
+def rows(logprobs: list[torch.Tensor], lengths: Sequence[int] = LENGTHS) -> Rows:
     draw = torch.Generator().manual_seed(1)
     return Rows(
-        tokens=[torch.randint(1, 64, (length,), generator=draw) for length in LENGTHS],
+        tokens=[torch.randint(1, 64, (length,), generator=draw) for length in lengths],
         logprobs=logprobs,
-        prompt_tokens=[PROMPT] * len(LENGTHS),
-        advantages=[(-1.0) ** i * (1 + i) for i in range(len(LENGTHS))],
-        withheld=[0] * len(LENGTHS),
+        prompt_tokens=[PROMPT] * len(lengths),
+        advantages=[(-1.0) ** i * (1 + i) for i in range(len(lengths))],
+        withheld=[0] * len(lengths),
         filler=False,
     )
 
@@ -65,22 +67,25 @@ def behaviour(exact: list[torch.Tensor]) -> list[torch.Tensor]:
     ("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 0.05)], ids=["float32", "bfloat16"]
 )
 @pytest.mark.parametrize("align", [1, 8])
+@pytest.mark.parametrize("lengths", [LENGTHS, EVEN], ids=["uneven", "even"])
 def test_logprobs_loss_and_gradient_are_those_of_float64(
-    packed: bool, dtype: torch.dtype, bound: float, align: int
+    packed: bool, dtype: torch.dtype, bound: float, align: int, lengths: Sequence[int]
 ) -> None:
-    """D10 and invariant 7 on a GPU, with one chunk of logits and many; packed rows in bfloat16 have a kernel."""
-    total = sum(LENGTHS) - PROMPT * len(LENGTHS)
+    """D10 and invariant 7 on a GPU, with one chunk of logits and many; packed rows in bfloat16 have a kernel, and stay
+    rows if samples are as long as each other.
+    """
+    total = sum(lengths) - PROMPT * len(lengths)
     reference = backend(llama(), packed=False)
-    exact = reference.logprobs(rows([]))
+    exact = reference.logprobs(rows([], lengths))
     sampled = behaviour(exact)
-    right = reference.accumulate(rows(sampled), total)
+    right = reference.accumulate(rows(sampled, lengths), total)
     right_gradient = reference.gradients()
 
     model = copy.deepcopy(llama()).float().to("cuda")
     on_gpu = backend(model, packed=packed, compute_dtype=dtype, align=align)
-    found = on_gpu.logprobs(rows([]))
+    found = on_gpu.logprobs(rows([], lengths))
     torch.testing.assert_close(torch.cat(found).double(), torch.cat(exact), rtol=0, atol=bound)
-    sums = on_gpu.accumulate(rows([values.float() for values in sampled]), total)
+    sums = on_gpu.accumulate(rows([values.float() for values in sampled], lengths), total)
     gradient = on_gpu.gradients().double().cpu()
     assert sums.tokens == right.tokens == total
     assert sums.loss == pytest.approx(right.loss, abs=bound * 10)

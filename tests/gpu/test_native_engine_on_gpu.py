@@ -5,6 +5,7 @@ from typing import Any
 import anyio
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from asyncrl.collectors.engines.base import Request, Result, Sampling
 from asyncrl.collectors.engines.native import NativeEngine
@@ -16,10 +17,10 @@ from asyncrl.engine.testing.conformance.engine_trials import FAMILIES, native_tr
 LIMIT_S = 300.0
 
 
-def hold(tests: tuple[EngineTest, ...], family: str = "llama", **settings: Any) -> None:
+def hold(tests: tuple[EngineTest, ...], family: str = "llama", *, device: str = "cuda", **settings: Any) -> None:
     async def held() -> None:
         with anyio.fail_after(LIMIT_S):
-            async with native_trial(family, device="cuda", length=256, **settings) as trial:
+            async with native_trial(family, device=device, length=256, **settings) as trial:
                 for test in tests:
                     await test(trial)
 
@@ -30,6 +31,16 @@ def hold(tests: tuple[EngineTest, ...], family: str = "llama", **settings: Any) 
 @pytest.mark.parametrize("graphs", [True, False])
 def test_the_contract_holds(graphs: bool) -> None:
     hold((*CONTRACT, *EXACT), graphs=graphs)
+
+
+@pytest.mark.gpus(2)
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_second_gpu_decodes_by_graphs_as_the_first_does(compiled: bool) -> None:
+    """Where the first one was current instead, no step was captured, and tokens were read before they were there."""
+    with capture_logs() as logs:
+        hold((*CONTRACT, *EXACT) if not compiled else TEACHING, device="cuda:1", compiled=compiled)
+    assert not [one for one in logs if "without CUDA graphs" in one["event"]]
 
 
 @pytest.mark.timeout(400)

@@ -12,6 +12,9 @@ import torch
 from asyncrl.engine.errors import AsyncRLError
 from asyncrl.trainers.backends.packing import Packing
 
+_LONG = 1024
+_LITTLE_PADDING = 1 / 64
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -73,6 +76,17 @@ class Layout:
     def responses(self, prompt_tokens: Sequence[int]) -> list[int]:
         """Return how many tokens each response has."""
         return (self.lengths - torch.tensor(prompt_tokens)).tolist()
+
+
+def suits_rows(tokens: Sequence[torch.Tensor]) -> bool:
+    """Return whether samples are long, and padded rows of them would have next to no padding: 1/64 of the tokens.
+
+    Attention over padded rows has the faster kernel where there is one for packed rows: forward and backward in 0.6 of
+    the time on an H200. Below 1,024 tokens attention is too small a part of a step for that to be seen.
+    """
+    lengths = _lengths(tokens)
+    longest, total = int(lengths.max()), int(lengths.sum())
+    return longest >= _LONG and longest * len(tokens) <= total * (1 + _LITTLE_PADDING)
 
 
 def runs(starts: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

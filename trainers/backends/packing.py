@@ -88,7 +88,7 @@ def has_windows(model: Any) -> bool:
 
 
 def use_varlen(model: Any) -> None:
-    """Make a transformers model attend within the bounds of samples; every forward pass must bring them."""
+    """Make a transformers model attend within the bounds of samples, where a forward pass brings them."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(VARLEN, varlen_attention)
@@ -102,15 +102,17 @@ def varlen_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    cu_seq_lens_q: torch.Tensor,
-    max_length_q: int,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int = 0,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    **_: Any,
+    **more: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend causally within each sample: (1, heads, T, size) to (1, T, heads, size); grouped heads share keys.
+
+    Without bounds rows are samples, (B, heads, L, size) to (B, L, heads, size), by torch's kernel for such.
 
     A sliding window of w lets a position attend to itself and w - 1 before it. Under autocast, which
     leaves rotated queries and keys in float32, all three are brought to its type. ConfigError
@@ -118,6 +120,10 @@ def varlen_attention(
     """
     if softcap is not None or s_aux is not None:
         raise ConfigError(f"{type(module).__name__} caps its logits or has sinks; set trainer.packed to false")
+    if cu_seq_lens_q is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)  # type: ignore[no-any-return]
     half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
     q, k, v = (tensor[0].transpose(0, 1).to(half) for tensor in (query, key, value))
     shared = q.shape[1] // k.shape[1]

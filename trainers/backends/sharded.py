@@ -7,7 +7,7 @@ ranks run the same passes in the same order, because each layer of a pass waits 
 Source: PyTorch FSDP (Zhao et al., arXiv 2304.11277); groups of ranks with a replica each are its hybrid sharding.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from asyncrl.engine.aio.blocking import Blocking
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.model.routers import has_routers
 from asyncrl.engine.weights.base import State
@@ -29,12 +28,17 @@ from asyncrl.trainers.backends.next_tokens import NextTokens
 
 
 class Shards:
-    """Which ranks of the joined process group hold a replica together: each `ranks` in a row, on their `device`."""
+    """Which ranks of the joined process group hold a replica together: each `ranks` in a row, on their `device`.
+
+    Calls of a backend with shards need it to be the current one, whose streams FSDP2 takes.
+    """
 
     def __init__(self, device: torch.device, *, ranks: int) -> None:
         world = dist.get_world_size()
         self.device = device
-        self._enter()
+        if device.type == "cuda":
+            # NCCL's groups begin on the current one.
+            torch.cuda.set_device(device)
         whole = ranks == world
         self._mesh = init_device_mesh(
             device.type,
@@ -49,23 +53,6 @@ class Shards:
     def leads(self) -> bool:
         """Whether this is rank 0, which publishes."""
         return dist.get_rank() == 0
-
-    def blocking(self, blocking: Blocking[Any]) -> Blocking[Any]:
-        """Return `blocking` for calls of a backend with these shards."""
-
-        async def run(call: Callable[[], Any]) -> Any:
-            def on_device() -> Any:
-                self._enter()
-                return call()
-
-            return await blocking(on_device)
-
-        return run
-
-    def _enter(self) -> None:
-        """Make the device this thread's: FSDP2 takes the streams of the current one, which each thread has apart."""
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
 
     def total(self, value: float) -> float:
         """Return the sum over the ranks of this replica."""

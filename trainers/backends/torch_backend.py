@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from asyncrl.engine.weights.twins import with_twins, without_twins
 from asyncrl.trainers.backends.base import Rows, StepSums, TrainingState
 from asyncrl.trainers.backends.chosen import Scores
 from asyncrl.trainers.backends.compiled import compile_layers
-from asyncrl.trainers.backends.layout import Layout
+from asyncrl.trainers.backends.layout import Layout, suits_rows
 from asyncrl.trainers.backends.next_tokens import NextTokens, is_lean
 from asyncrl.trainers.backends.optimizer import adamw
 from asyncrl.trainers.backends.packing import has_varlen, has_windows, moved, use_varlen
@@ -63,11 +64,14 @@ class TorchBackend:
         low = self._dtype if settings.low_weights and self._dtype != first.dtype else None
         self._casts = low is None and self._dtype != first.dtype
         self._windows = settings.packed and has_windows(model)
+        varlen = settings.packed and has_varlen(self._device, self._dtype)
         # Both are tried before attention changes to one that every pass must bring the bounds of samples.
         self._lean = is_lean(model)
         plain = not settings.packed and not settings.router_replay
         self._shares = settings.share_prompts and plain and can_share(model)
-        if settings.packed and has_varlen(self._device, self._dtype):
+        # Rows with windows need a mask, and the attention that takes bounds gets none.
+        self._takes_rows = varlen and self._lean and not self._windows
+        if varlen:
             use_varlen(model)
         self._reference = self._copied(low)
         if settings.fused:
@@ -99,7 +103,7 @@ class TorchBackend:
 
     def accumulate(self, rows: Rows, total_tokens: int) -> StepSums:
         settings = self._settings
-        layout = self._shared(rows) or self._layout(rows.tokens, rows.pad_to)
+        layout = self._shared(rows) or self._layout(rows.tokens, rows.pad_to, rows.extras)
         counts = layout.responses(rows.prompt_tokens)
         chosen = trained_flags(rows)
         wanted = wanted_of(layout, rows.prompt_tokens)[:, chosen]
@@ -120,7 +124,7 @@ class TorchBackend:
 
     @torch.no_grad()
     def logprobs(self, rows: Rows, *, reference: bool = False) -> list[torch.Tensor]:
-        layout = self._shared(rows) or self._layout(rows.tokens, rows.pad_to)
+        layout = self._shared(rows) or self._layout(rows.tokens, rows.pad_to, rows.extras)
         wanted = wanted_of(layout, rows.prompt_tokens)
         with without_adapter(self._model) if reference and self._adapted else nullcontext():
             scores = self._scores(layout, wanted, extras=rows.extras, reference=reference)
@@ -229,8 +233,15 @@ class TorchBackend:
         if isinstance(self._next_tokens, ShardedTokens):
             self._next_tokens.sum_gradients(last=last)
 
-    def _layout(self, tokens: Sequence[torch.Tensor], pad_to: int = 0) -> Layout:
-        place = Layout.packed if self._settings.packed else Layout.padded
+    def _layout(
+        self,
+        tokens: Sequence[torch.Tensor],
+        pad_to: int = 0,
+        extras: Mapping[str, Sequence[torch.Tensor]] = MappingProxyType({}),
+    ) -> Layout:
+        """Lay samples out: packed if the settings say so, unless they are as good in rows, which are faster."""
+        rows = self._takes_rows and not pad_to and not without_experts(extras) and suits_rows(tokens)
+        place = Layout.packed if self._settings.packed and not rows else Layout.padded
         return place(tokens, pad_id=self._pad_id, align=self._settings.align, pad_to=pad_to)
 
     def _shared(self, rows: Rows) -> SharedPrompts | None:

@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralFo
 from asyncrl.engine.aio.blocking import in_thread
 from asyncrl.engine.data_plane.base import Partition
 from asyncrl.engine.data_plane.local import LocalPlane
+from asyncrl.engine.model.device import on_device
 from asyncrl.engine.records import GroupMeta
 from asyncrl.engine.records.columns import (
     COLUMNS,
@@ -162,7 +163,7 @@ async def run(rank: int, meeting: str, task: Task) -> Found:
         plane=await _plane(task),
         reducer=reducer,
         transport=InProcess(),
-        blocking=in_thread if shards is None else shards.blocking(in_thread),
+        blocking=on_device(in_thread, device),
     )
     if task.load is not None:
         await member.load_state(task.load)

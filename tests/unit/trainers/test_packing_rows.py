@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from asyncrl.engine.errors import ConfigError
-from asyncrl.trainers.backends.layout import Layout
+from asyncrl.trainers.backends.layout import Layout, suits_rows
 from asyncrl.trainers.backends.packing import Packing, has_varlen, varlen_attention
 
 CPU = torch.device("cpu")
@@ -58,3 +58,18 @@ def test_the_rest_of_a_row_is_no_longer_than_its_longest_sample() -> None:
         assert layout.packing is not None
         assert list(layout.packing.lengths) == lengths
         assert layout.ids.shape == (1, max(5, pad_to))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "suits"),
+    [
+        ([1024], True),
+        ([1023], False),
+        ([2048, 2048, 2048], True),
+        ([2048, 2016, 1986], True),  # 94 of padding for 6,050 tokens.
+        ([2048, 2016, 1984], False),  # 96 for 6,048.
+        ([2048, 40], False),
+    ],
+)
+def test_samples_suit_rows_if_they_are_long_and_alike(lengths: list[int], suits: bool) -> None:
+    assert suits_rows([torch.ones(length) for length in lengths]) is suits

@@ -1,13 +1,14 @@
 """What decays, and layers that are computed again instead of kept."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from asyncrl.engine.errors import ConfigError
+from asyncrl.trainers.backends import torch_backend
 from asyncrl.trainers.backends.base import Rows
 from asyncrl.trainers.backends.torch_backend import TorchBackend
 
@@ -63,3 +64,35 @@ def test_layers_computed_again_keep_less_and_give_the_same_gradient(
 def test_a_model_without_such_layers_is_refused(causal_mean: Any, make_backend: Make) -> None:
     with pytest.raises(ConfigError, match=r"activation_checkpointing is true, and no layer of CausalMean"):
         make_backend(causal_mean, recompute=True)
+
+
+def even_rows(lengths: Sequence[int]) -> Rows:
+    draw = torch.Generator().manual_seed(1)
+    return Rows(
+        [torch.randint(1, 9, (length,), generator=draw) for length in lengths],
+        [torch.full((length - 1000,), -2.0) for length in lengths],
+        [1000] * len(lengths),
+        [(-1.0) ** i for i in range(len(lengths))],
+        [0] * len(lengths),
+        filler=False,
+    )
+
+
+def test_packed_samples_that_are_long_and_alike_stay_rows_where_a_kernel_packs(
+    small_llama: Any, make_backend: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel for rows is faster. With a common length for all ranks, and with other inputs, they are packed."""
+    right = make_backend(copy.deepcopy(small_llama))
+    monkeypatch.setattr(torch_backend, "has_varlen", lambda device, dtype: True)
+    backend = make_backend(copy.deepcopy(small_llama), packed=True)
+    rows = even_rows((1030, 1024))
+    sums = [one.accumulate(rows, 50) for one in (right, backend)]
+    assert sums[1].loss == pytest.approx(sums[0].loss, abs=1e-12)
+    expected, gradient = right.gradients(), backend.gradients()
+    assert float(expected.abs().max()) > 1e-3
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
+    assert backend._layout(rows.tokens).packing is None
+    assert backend._layout(even_rows((1100, 1024)).tokens).packing is not None
+    assert backend._layout(rows.tokens, 3000).packing is not None
+    assert backend._layout(rows.tokens, 0, {"pixels": [torch.ones(1)] * 2}).packing is not None
+    assert backend._layout(rows.tokens, 0, {"routed_experts": [torch.ones(1)] * 2}).packing is None

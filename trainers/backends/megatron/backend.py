@@ -13,12 +13,13 @@ from asyncrl.engine.weights.base import State
 from asyncrl.engine.weights.twins import with_twins
 from asyncrl.trainers.backends.base import Rows, StepSums, TrainingState
 from asyncrl.trainers.backends.chosen import Scores
-from asyncrl.trainers.backends.layout import Layout
+from asyncrl.trainers.backends.layout import Layout, suits_rows
 from asyncrl.trainers.backends.megatron.architecture import check_model, check_split, routing
 from asyncrl.trainers.backends.megatron.cpu import on_device, prepare
 from asyncrl.trainers.backends.megatron.passes import Outcome, Pass
 from asyncrl.trainers.backends.megatron.pieces import in_pieces
 from asyncrl.trainers.backends.megatron.settings import MegatronSettings
+from asyncrl.trainers.backends.packing import has_varlen
 from asyncrl.trainers.backends.rows_loss import SUMS, rows_loss, step_sums, sums_tensor
 from asyncrl.trainers.backends.trained import trained_flags
 from asyncrl.trainers.rank_state.saved import SavedState
@@ -56,6 +57,7 @@ class MegatronBackend:
         self._dtype = dtype
         self._device = device
         self._pad_id = pad_id
+        self._varlen = settings.packed and has_varlen(device, dtype)
         self._twins = {"lm_head.weight": "model.embed_tokens.weight"} if config.tie_word_embeddings else {}
         with on_device(self._device):
             self._replica = Replica(config, weights, settings, device=device, dtype=dtype)
@@ -190,9 +192,11 @@ class MegatronBackend:
         split = self._settings.split
         # With experts split over data parallel ranks these need equally many passes, whatever their rows.
         pieces = in_pieces(rows, 2 * split.pipeline if split.pipeline > 1 and split.expert == 1 else 1)
-        place = Layout.packed if self._settings.packed else Layout.padded
         passes = []
         for piece in pieces:
+            # Rows are faster where they have no padding; stages of a pipeline expect pieces of one kind.
+            rows_too = self._varlen and split.pipeline == 1 and not piece.pad_to and suits_rows(piece.tokens)
+            place = Layout.packed if self._settings.packed and not rows_too else Layout.padded
             layout = place(piece.tokens, pad_id=self._pad_id, align=self._settings.align, pad_to=piece.pad_to)
             # The frozen model chooses by itself.
             routed = None if reference or self._routing is None else piece.extras.get(ROUTED_EXPERTS)
