@@ -1,7 +1,7 @@
 """Scoring in processes that can be killed, so that no reward's code can stop the collector.
 
-    collector's loop ──group──▶ thread, one per process ──response──▶ process (score_worker.py)
-                     ◀─outcomes─        time-out: kill   ◀─outcome──
+    collector's loop ──group──▶ thread, one per process ──group────▶ process (score_worker.py)
+                     ◀─outcomes─        time-out: kill   ◀─outcome──, one by one
 
 Invariants: a response that hangs or kills its process fails alone, within its time-out; the next one finds a
 new process; no process outlives the collector's.
@@ -20,12 +20,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from asyncrl.collectors.outcome import Outcome, Rules, SampleFailure, all_failed
 from asyncrl.collectors.question import Judge, Question
 from asyncrl.collectors.score_answers import decode
-from asyncrl.collectors.score_worker import READY
+from asyncrl.collectors.score_worker import READY, STOP, STOPPED
 from asyncrl.collectors.scoring import Place
 
 _GRACE_S = 1.0
@@ -41,6 +42,15 @@ serve(fd)
 """
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question, at its place among others, and as it travels."""
+
+    place: int
+    question: Question
+    pickled: bytes
+
+
 class ScoreProcess:
     """One process that scores, started again after it was killed. Its calls block; one thread at a time."""
 
@@ -48,6 +58,7 @@ class ScoreProcess:
         self._given = pickle.dumps((build, rules))
         self._rules = rules
         self._start_timeout_s = start_timeout_s
+        self._wait_s = min(rules.timeout_s, _LONGEST_WAIT_S)
         self._process: subprocess.Popen[bytes] | None = None
         self._line: Connection | None = None
         self._ready = False
@@ -76,33 +87,73 @@ class ScoreProcess:
             self._line.send_bytes(self._given)
             self._ready = False
 
-    def judge(self, question: Question) -> list[Outcome]:
-        """Answer one question. A process that dies or takes too long fails its responses, and is replaced."""
+    def judge(self, questions: Sequence[Question], given_up: threading.Event) -> list[Outcome]:
+        """Answer questions, unless they are given up in the meantime: that ends with the one that is under way.
+
+        A process that dies or takes too long fails the responses of its question, and is replaced for the rest.
+        """
+        answers: dict[int, list[Outcome]] = {}
+        left: deque[_Asked] = deque()
+        for place, question in enumerate(questions):
+            try:
+                left.append(_Asked(place, question, pickle.dumps(question)))
+            except Exception as error:  # The edge of user code: an answer that cannot travel to another process.
+                answers[place] = all_failed(question, self._rules.failed(error))
+        while left and not given_up.is_set():
+            fault = self._answers(left, answers, given_up)
+            if fault is None:
+                continue
+            # Who waits for a process that does not start would wait as long for each response.
+            for asked in left if fault is self.fault else [left[0]]:
+                answers[asked.place] = all_failed(asked.question, fault)
+            for _ in range(len(left) if fault is self.fault else 1):
+                left.popleft()
+        return [outcome for place in sorted(answers) for outcome in answers[place]]
+
+    def _answers(
+        self, left: "deque[_Asked]", answers: dict[int, list[Outcome]], given_up: threading.Event
+    ) -> SampleFailure | None:
+        """Ask all at once, since a message takes longer than many a score; return what became of the first one left."""
         try:
-            asked = pickle.dumps(question)
-        except Exception as error:  # The edge of user code: an answer that cannot travel to another process.
-            return all_failed(question, self._rules.failed(error))
-        try:
-            self.start()
-            line = self._line
+            line = self._ready_line()
             if line is None:
-                return all_failed(question, self._rules.failed("scoring has ended"))
-            fault = self.fault = self._fault_of_start(line)
-            if fault is not None:
-                # The next group may try again; each response of this one would wait as long.
-                self.kill()
-            else:
-                line.send_bytes(asked)
-                if line.poll(min(self._rules.timeout_s, _LONGEST_WAIT_S)):
-                    return decode(line.recv_bytes(), len(question.responses))
-                fault = self._rules.late()
-                self._replace()
+                return self.fault
+            line.send_bytes(pickle.dumps([asked.pickled for asked in left]))
+            while left:
+                if not line.poll(self._wait_s):
+                    self._replace()
+                    return self._rules.late()
+                asked = left[0]
+                answers[asked.place] = decode(line.recv_bytes(), len(asked.question.responses))
+                left.popleft()
+                if left and given_up.is_set():
+                    self._stop(line)
+                    return None
         except ValueError as error:  # What came is not an outcome: the code that it runs wrote to its line.
-            fault = self._rules.failed(error)
             self._replace()
+            return self._rules.failed(error)
         except (EOFError, OSError):
-            fault = self._rules.failed(f"the process that scores ended while it scored, {self._replace(hung_up=True)}")
-        return all_failed(question, fault)
+            return self._rules.failed(f"the process that scores ended while it scored, {self._replace(hung_up=True)}")
+        return None
+
+    def _ready_line(self) -> Connection | None:
+        """Return the line to a process that has built what scores; None if there is none, as `fault` says."""
+        self.start()
+        line = self._line
+        self.fault = self._rules.failed("scoring has ended") if line is None else self._fault_of_start(line)
+        if self.fault is None:
+            return line
+        # The next group may try again.
+        self.kill()
+        return None
+
+    def _stop(self, line: Connection) -> None:
+        """Have the process leave out what it was asked for, but for what it is at."""
+        line.send_bytes(STOP)
+        while line.poll(self._wait_s):
+            if line.recv_bytes() == STOPPED:
+                return
+        self._replace()
 
     def close(self) -> None:
         """Kill the process for good."""
@@ -183,13 +234,6 @@ class ProcessScorer(Place):
         # As many threads as processes: one is always idle here.
         process = self._idle.popleft()
         try:
-            outcomes: list[Outcome] = []
-            for question in questions:
-                if given_up.is_set():
-                    break
-                outcomes += process.judge(question)
-                if outcomes[-1] is process.fault:
-                    return [process.fault for asked in questions for _ in asked.responses]
-            return outcomes
+            return process.judge(questions, given_up)
         finally:
             self._idle.append(process)

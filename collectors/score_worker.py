@@ -1,4 +1,4 @@
-"""The process that scores: builds what scores, then answers questions with outcomes, one at a time.
+"""The process that scores: builds what scores, then answers questions with outcomes, each by itself.
 
 It imports no torch unless what scores does, and ends with the collector's process, also while it scores.
 """
@@ -17,6 +17,8 @@ from asyncrl.collectors.score_answers import encode
 _PR_SET_PDEATHSIG = 1
 READY = b""
 """The first answer of a process that has built what scores."""
+STOP, STOPPED = b"stop", b"stopped"
+"""Asks a process to leave out the rest of its questions, and its answer."""
 
 
 def serve(fd: int) -> None:
@@ -41,14 +43,24 @@ def serve(fd: int) -> None:
             asked = line.recv_bytes()
         except EOFError:
             return
-        responses = 1
-        try:
-            question: Question = pickle.loads(asked)
-            responses = len(question.responses)
-            answer = encode(judged(judge, question, rules))
-        except BaseException as error:  # The edge of user code: a class of the user's in the prompt or the extras.
-            answer = encode([rules.failed(error)] * responses)
-        line.send_bytes(answer)
+        if asked == STOP:
+            line.send_bytes(STOPPED)
+            continue
+        for pickled in pickle.loads(asked):
+            line.send_bytes(_answer(judge, pickled, rules))
+            if line.poll():
+                break
+
+
+def _answer(judge: Judge, pickled: bytes, rules: Rules) -> bytes:
+    """Answer one question; whatever goes wrong fails its responses."""
+    responses = 1
+    try:
+        question: Question = pickle.loads(pickled)
+        responses = len(question.responses)
+        return encode(judged(judge, question, rules))
+    except BaseException as error:  # The edge of user code: a class of the user's in the prompt or the extras.
+        return encode([rules.failed(error)] * responses)
 
 
 def _end_with_parent() -> None:

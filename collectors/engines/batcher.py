@@ -220,9 +220,9 @@ class Batcher:
         return True
 
     async def _close_up(self) -> None:
-        length = self._positions()
         moves = self._slots.close_up()
         if moves:
+            length = self._positions()
             sources, targets = [at for at, _ in moves], [to for _, to in moves]
             await self._blocking(lambda: self._decoder.move(sources, targets, length))
 
@@ -246,7 +246,10 @@ class Batcher:
                 self._add(response, made[:count], of_made[:count], flight.version)
 
     def _add(self, response: Response, tokens: list[int], logprobs: list[float], version: int) -> None:
-        odd = next((at for at, value in enumerate(logprobs) if not math.isfinite(value)), None)
+        odd = None
+        # Of finite numbers the sum is finite; one by one they take most of what the host does for a burst.
+        if not math.isfinite(sum(logprobs)):
+            odd = next((at for at, value in enumerate(logprobs) if not math.isfinite(value)), None)
         if odd is not None:
             value, tokens, logprobs = logprobs[odd], tokens[:odd], logprobs[:odd]
         sampling, stopped = response.sampling, None

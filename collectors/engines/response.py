@@ -77,7 +77,10 @@ class Response:
         first = len(self._tokens)
         self._tokens += tokens
         self._logprobs += logprobs
-        self._spans = join_spans(self._spans, [(version, first, len(self._tokens))])
+        if self._spans and self._spans[-1][0] == version:
+            first = self._spans.pop()[1]
+        if first < len(self._tokens):
+            self._spans.append((version, first, len(self._tokens)))
         if self.request.stream:
             self._notify()
 
