@@ -93,6 +93,7 @@ class Agreement:
     """How trainer and generators agree in a step whose tokens all have age 0: mean ratio, share out of clip range."""
 
     step: int
+    tokens: int
     ratio: float
     outside: float
 
@@ -176,7 +177,7 @@ class Learning:
         figures = self._open[self._training].figures
         figures.steps += 1
         figures.flat_steps += event.metrics.get(metrics.GRAD_NORM) == 0.0
-        self.agreement = agreement(event.step, event.ages, event.metrics) or self.agreement
+        self.agreement = agreement(event.step, event.tokens, event.ages, event.metrics) or self.agreement
 
     def _end(self, number: int, *, ended: bool) -> None:
         """Count a batch once it has ended and all its samples have a fate."""
@@ -206,8 +207,8 @@ def _extremes(rewards: Sequence[Any]) -> tuple[float, float]:
         return min(numbers, default=math.inf), max(numbers, default=-math.inf)
 
 
-def agreement(step: int, ages: Mapping[Any, int], figures: Mapping[str, float]) -> Agreement | None:
-    """Return how trainer and generators agree in a step; None if a token is older than the weights.
+def agreement(step: int, tokens: int, ages: Mapping[Any, int], figures: Mapping[str, float]) -> Agreement | None:
+    """Return how trainer and generators agree in a step of so many tokens; None if a token is older than the weights.
 
     With decoupled PPO the ratio is to the trainer's own policy, so the importance weights are used instead.
     """
@@ -215,5 +216,5 @@ def agreement(step: int, ages: Mapping[Any, int], figures: Mapping[str, float]) 
         return None
     weight = figures.get(metrics.WEIGHT_MEAN, 0.0)
     if weight:
-        return Agreement(step, weight, figures.get(metrics.TRUNCATED_FRACTION, 0.0))
-    return Agreement(step, figures.get(metrics.RATIO_MEAN, 1.0), figures.get(metrics.CLIPPED_FRACTION, 0.0))
+        return Agreement(step, tokens, weight, figures.get(metrics.TRUNCATED_FRACTION, 0.0))
+    return Agreement(step, tokens, figures.get(metrics.RATIO_MEAN, 1.0), figures.get(metrics.CLIPPED_FRACTION, 0.0))

@@ -70,7 +70,7 @@ class Step:
         traffic = reduce(Traffic.plus, [result.traffic for result in results], put())
         loss = loss_metrics(results)
         ages = Counter(selection.ages.values())
-        agrees = agreement(step, ages, loss)
+        agrees = agreement(step, selection.trained_tokens, ages, loss)
         return StepEnded(
             step=step,
             version=step,
