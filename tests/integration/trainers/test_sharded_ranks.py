@@ -9,13 +9,18 @@ from typing import Any
 import anyio
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 
+from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.loop.selection import Selection
 from asyncrl.engine.loop.stages import Stages
 from asyncrl.engine.records.keys import sample_keys
 from asyncrl.engine.records.work import ForwardWork, RankResult, SampleWork, TrainWork
-from asyncrl.engine.testing.conformance.sharded_rank import VOCABULARY, Found, Task, run
+from asyncrl.engine.testing.conformance.sharded_rank import VOCABULARY, Found, Task, run, tiny_model
 from asyncrl.engine.testing.simulation import simulated_config
+from asyncrl.trainers.backends.sharded import Shards
+from asyncrl.trainers.backends.torch_backend import TorchBackend
 from asyncrl.trainers.backends.torch_settings import TorchSettings
 from asyncrl.trainers.loss.objective import Clip
 from asyncrl.trainers.reducer import MeetingPoint
@@ -263,3 +268,22 @@ def test_ranks_that_loaded_different_models_are_refused(tmp_path: Path, warm_pyt
         _, err = member.communicate(timeout=100)
         assert member.returncode != 0
         assert "VersionError: rank1 does not hold the weights of rank0" in err
+
+
+@pytest.mark.parametrize(("experts", "refused"), [(True, True), (False, False)])
+def test_a_mixture_needs_a_torch_that_does_not_wait_for_unused_experts(
+    monkeypatch: pytest.MonkeyPatch, experts: bool, refused: bool
+) -> None:
+    """Before, a rank whose tokens chose fewer experts left the others waiting; other models have no such weights."""
+    monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params", raising=False)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        shards = Shards(torch.device("cpu"), ranks=1)
+        model = tiny_model(torch.float32, tied=False, experts=experts)
+        if refused:
+            with pytest.raises(ConfigError, match=r"sharding of a mixture of experts needs a torch after"):
+                TorchBackend(model, SETTINGS, pad_id=0, shards=shards)
+        else:
+            TorchBackend(model, SETTINGS, pad_id=0, shards=shards)
+    finally:
+        dist.destroy_process_group()
