@@ -10,6 +10,7 @@ import anyio
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore  # Where torch's own types find it.
 from torch.distributed.fsdp import FSDPModule
 
 from asyncrl.engine.errors import ConfigError
@@ -276,7 +277,7 @@ def test_a_mixture_needs_a_torch_that_does_not_wait_for_unused_experts(
 ) -> None:
     """Before, a rank whose tokens chose fewer experts left the others waiting; other models have no such weights."""
     monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params", raising=False)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         shards = Shards(torch.device("cpu"), ranks=1)
         model = tiny_model(torch.float32, tied=False, experts=experts)
