@@ -108,17 +108,23 @@ class Batcher:
         await self._close_up()
 
     async def advance(self, version: int) -> None:
-        """Begin a burst, which `version` makes, and take the one before it, or this one if none is to be ahead."""
+        """Begin a burst, which `version` makes, and take the one before it, or this one if none is to be ahead.
+
+        None begins if those under way make all that is left.
+        """
         left = max(response.sampling.max_new_tokens - response.made for response in self._slots)
-        steps = max(1, min(self._settings.burst, left - len(self._flights) * self._settings.burst))
+        steps = min(self._settings.burst, left - len(self._flights) * self._settings.burst)
         seated = self._slots.seated
         positions = self._positions()
         filtered = any(_filters(response) for response in self._slots)
 
         def work() -> tuple[_Flight, list[list[int]], list[list[float]]] | None:
-            burst = self._decoder.burst(len(seated), positions, steps=steps, filtered=filtered)
-            self._flights.append(_Flight(burst, seated, version))
-            return self._read() if len(self._flights) > self._ahead else None
+            if steps > 0:
+                burst = self._decoder.burst(len(seated), positions, steps=steps, filtered=filtered)
+                self._flights.append(_Flight(burst, seated, version))
+                if len(self._flights) <= self._ahead:
+                    return None
+            return self._read()
 
         read = await self._blocking(work)
         if read is not None:

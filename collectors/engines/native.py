@@ -71,7 +71,7 @@ class NativeEngine:
         self._has_text = text is not None
         self._vocabulary = vocabulary(model)
         self._decoder = Decoder(model, settings)
-        ahead = 1 if device.type == "cuda" else 0
+        ahead = (1 if device.type == "cuda" else 0) if settings.ahead is None else settings.ahead
         self._batcher = Batcher(self._decoder, settings, text=text, blocking=blocking, ahead=ahead)
         self._version = version
         self._controls: deque[_Control] = deque()

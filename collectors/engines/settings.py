@@ -13,7 +13,8 @@ class NativeSettings:
     values fit into `cache_bytes`. Rows are looked at every `burst` tokens. One pass over prompts holds `fill_tokens`
     tokens, padding included, or one prompt. `graphs` and `compiled` are for a GPU: CUDA graphs of the decode step, and
     the model's kernels fused by torch.compile first, which takes a minute before the first token. A control call waits
-    `control_timeout_s` at most. With `experts` results say which experts each token's routers chose.
+    `control_timeout_s` at most. With `experts` results say which experts each token's routers chose. `ahead` bursts run
+    before the last one is taken, 0 or 1 (None: 1 on a GPU).
     """
 
     rows: int
@@ -25,6 +26,7 @@ class NativeSettings:
     compiled: bool = False
     control_timeout_s: float = 600.0
     experts: bool = False
+    ahead: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("rows", "cache_bytes", "burst", "fill_tokens"):

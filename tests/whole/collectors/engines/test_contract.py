@@ -31,6 +31,12 @@ def test_native_engine(test: EngineTest) -> None:
     hold(native_trial(), test)
 
 
+@pytest.mark.parametrize("test", [*CONTRACT, *EXACT, *SLEEP], ids=lambda test: test.__name__)
+def test_native_engine_with_a_burst_ahead(test: EngineTest) -> None:
+    """As on a GPU."""
+    hold(native_trial(ahead=1, burst=2), test)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_native_engine_of_each_family(family: str) -> None:
     hold(native_trial(family), *TEACHING, *SLEEP[:1])
