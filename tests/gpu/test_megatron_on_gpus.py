@@ -44,7 +44,7 @@ RATE, UPDATES = 3e-4, 2
 
 
 class Pair:
-    """Two processes of ranks, a GPU each. The first error of one is raised here, and then the pair is no use."""
+    """Two processes of ranks, with one GPU per rank. The first error of one is raised here, and then the pair is no use."""
 
     def __init__(self) -> None:
         self.whole = True
