@@ -44,7 +44,7 @@ RATE, UPDATES = 3e-4, 2
 
 
 class Pair:
-    """Two processes of ranks, with one GPU per rank. The first error of one is raised here, and then the pair is no use."""
+    """Two processes, a rank and a GPU for each. After the first error of one, which is raised here, start another pair."""
 
     def __init__(self) -> None:
         self.whole = True
