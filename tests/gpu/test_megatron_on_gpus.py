@@ -44,7 +44,7 @@ RATE, UPDATES = 3e-4, 2
 
 
 class Pair:
-    """Two processes, a rank and a GPU for each. After the first error of one, which is raised here, start another pair."""
+    """Two processes, a rank and a GPU for each. The first error of one is raised here; then another pair is needed."""
 
     def __init__(self) -> None:
         self.whole = True
