@@ -27,7 +27,7 @@ from asyncrl.engine.records.work import ForwardWork, RankResult, SampleWork, Tra
 from asyncrl.engine.weights.base import Offer, Sent, WeightTransport
 from asyncrl.engine.weights.digest import digest
 from asyncrl.engine.weights.twins import with_twins, without_twins
-from asyncrl.trainers.backends.base import Backend, Rows, StepSums
+from asyncrl.trainers.backends.base import Backend, DeviceSums, Rows, StepSums
 from asyncrl.trainers.backends.trained import trained_tokens
 from asyncrl.trainers.feed import feed
 from asyncrl.trainers.fetch import Policy, Values, fetch_for
@@ -110,14 +110,20 @@ class TrainerRank:
         columns = (*COLUMNS, *work.columns, *self._settings.extras)
         async with feed(self._fetch, work.micro_batches, columns=columns) as fed:
             for number, update in enumerate(work.parts, start=1):
+                computed: list[DeviceSums] = []
                 for left in reversed(range(update.micro_batches)):
                     asked = time.perf_counter()
                     values = await fed.receive()
                     started = time.perf_counter()
                     rows = replace(rows_of(work, next(micro_batches), values), last=not left)
-                    sums.add(await self._blocking(partial(self._backend.accumulate, rows, update.tokens)))
+                    computed.append(await self._blocking(partial(self._backend.accumulate, rows, update.tokens)))
                     waited_s += started - asked
                     seconds += time.perf_counter() - started
+                started = time.perf_counter()
+                # Not earlier: a GPU that is still at a micro-batch has the next one's work already.
+                for found in await self._blocking(partial(_read, computed)):
+                    sums.add(found)
+                seconds += time.perf_counter() - started
                 version = work.step if number == len(work.parts) else None
                 norms.append(await self._update(learning_rate, version))
         await anyio.sleep(max(0.0, done_at - anyio.current_time()))
@@ -340,6 +346,10 @@ def rows_of(work: Work, batch: MicroBatch, values: Values) -> Rows:
         extras={name: rows for name, rows in values.items() if name not in known},
         generated=[sample.generated for sample in samples] if any(sample.generated for sample in samples) else None,
     )
+
+
+def _read(computed: Sequence[DeviceSums]) -> list[StepSums]:
+    return [one.read() for one in computed]
 
 
 def _gap(logprobs: torch.Tensor, sampled: torch.Tensor, sample: SampleWork) -> tuple[float, float]:

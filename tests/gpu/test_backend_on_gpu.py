@@ -78,14 +78,14 @@ def test_logprobs_loss_and_gradient_are_those_of_float64(
     reference = backend(llama(), packed=False)
     exact = reference.logprobs(rows([], lengths))
     sampled = behaviour(exact)
-    right = reference.accumulate(rows(sampled, lengths), total)
+    right = reference.accumulate(rows(sampled, lengths), total).read()
     right_gradient = reference.gradients()
 
     model = copy.deepcopy(llama()).float().to("cuda")
     on_gpu = backend(model, packed=packed, compute_dtype=dtype, align=align)
     found = on_gpu.logprobs(rows([], lengths))
     torch.testing.assert_close(torch.cat(found).double(), torch.cat(exact), rtol=0, atol=bound)
-    sums = on_gpu.accumulate(rows([values.float() for values in sampled], lengths), total)
+    sums = on_gpu.accumulate(rows([values.float() for values in sampled], lengths), total).read()
     gradient = on_gpu.gradients().double().cpu()
     assert sums.tokens == right.tokens == total
     assert sums.loss == pytest.approx(right.loss, abs=bound * 10)

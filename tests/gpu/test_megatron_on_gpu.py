@@ -91,8 +91,8 @@ def test_logprobs_loss_and_gradient_are_those_of_float64(
     ours = MegatronBackend(model.config, weights, settings, pad_id=0, device=torch.device("cuda"), dtype=dtype)
     found = ours.logprobs(rows([]))
     torch.testing.assert_close(torch.cat(found).double(), torch.cat(right), rtol=0, atol=bound)
-    expected = exact.accumulate(rows(sampled), TOTAL)
-    sums = ours.accumulate(rows([values.float() for values in sampled]), TOTAL)
+    expected = exact.accumulate(rows(sampled), TOTAL).read()
+    sums = ours.accumulate(rows([values.float() for values in sampled]), TOTAL).read()
     assert sums.tokens == expected.tokens == TOTAL
     assert sums.loss == pytest.approx(expected.loss, abs=bound * 10)
     norms = [backend.apply(backend.gradients(), learning_rate=1e-4) for backend in (ours, exact)]

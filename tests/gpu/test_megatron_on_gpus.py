@@ -201,7 +201,7 @@ def reference(family: str) -> Reference:
     ]
     updates = []
     for _ in range(UPDATES):
-        sums = total([backend.accumulate(rows, TOTAL) for rows in batches(sampled)])
+        sums = total([backend.accumulate(rows, TOTAL).read() for rows in batches(sampled)])
         norm = backend.apply(backend.gradients(), learning_rate=RATE)
         assert norm > MAX_NORM  # It is clipped.
         moments = named(backend.training_state().tensors, "optimizer/exp_avg/")

@@ -108,7 +108,7 @@ def test_a_recorded_step_runs_again_to_the_same_loss_and_gradient(
         for tokens, ranks in inputs.parts():
             for backend, mine, batches in zip(backends, sums, ranks, strict=True):
                 for rows in batches:
-                    mine.add(backend.accumulate(rows, tokens))
+                    mine.add(backend.accumulate(rows, tokens).read())
             gradients = sum((backend.gradients() for backend in backends[1:]), backends[0].gradients())
             applied = [backend.apply(gradients, learning_rate=config.trainer.learning_rate) for backend in backends]
             norms.append(applied[0])

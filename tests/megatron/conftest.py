@@ -97,7 +97,8 @@ class World:
     ) -> tuple[list[list[StepSums]], list[float]]:
         """Take an update; return every rank's sums, micro-batch by micro-batch, and the norms that the ranks saw."""
         mine = self.shares(batches, split)
-        sums = [self.apart("accumulate", [(own[i], total) for own in mine]) for i in range(len(mine[0]))]
+        found = [self.apart("accumulate", [(own[i], total) for own in mine]) for i in range(len(mine[0]))]
+        sums = [[one.read() for one in of_ranks] for of_ranks in found]
         gradients = self.each("gradients")
         return sums, self.apart("apply", [(one,) for one in gradients], learning_rate=learning_rate)
 

@@ -65,7 +65,7 @@ def test_a_split_model_trains_as_a_whole_one(
     parts = how.tensor * how.pipeline
     # Adam makes as large a change of a gradient that is nothing but rounding, so the second update is less alike.
     for tolerance in (2e-5, 5e-4):
-        expected = total([reference.accumulate(rows, TOTAL) for rows in batches])
+        expected = total([reference.accumulate(rows, TOTAL).read() for rows in batches])
         sums, norms = ours.update(batches, how, learning_rate=RATE, total=TOTAL)
         # Every rank of a replica is told the same.
         assert all(len({repr(step[rank]) for rank in range(ranks)}) <= ranks // parts for step in sums)

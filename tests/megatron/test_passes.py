@@ -75,7 +75,7 @@ def test_the_reference_keeps_its_weights_and_pulls_the_policy(
         for found, expected in zip(frozen, reference.logprobs(batches[0], reference=True), strict=True):
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
         rows = replace(batches[0], reference_logprobs=frozen)
-        expected_sums = reference.accumulate(rows, 10)
+        expected_sums = reference.accumulate(rows, 10).read()
         reference.apply(reference.gradients(), learning_rate=0.01)
         sums, _ = ours.update([rows], split, learning_rate=0.01, total=10)
         assert sums[0][0].reference_kl == pytest.approx(expected_sums.reference_kl, rel=1e-2, abs=1e-5)
@@ -116,7 +116,7 @@ def test_in_bfloat16_masters_and_moments_are_float32(
         assert torch.equal(moments(ours)[f"weights/{name}"], value), name
     reference = torch_backend(whole, settings)
     sums, norms = ours.update(batches, split, learning_rate=1e-5)
-    loss = sum(reference.accumulate(rows, 20).loss for rows in batches)
+    loss = sum(reference.accumulate(rows, 20).read().loss for rows in batches)
     parts = split.tensor * split.pipeline
     assert sum(one.loss for step in sums for one in step) / parts == pytest.approx(loss, rel=0.05, abs=0.02)
     assert norms[0] == pytest.approx(reference.apply(reference.gradients(), learning_rate=1e-5), rel=0.05)

@@ -65,6 +65,18 @@ class StepSums:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceSums:
+    """The fields of StepSums, in their order, of one micro-batch: float64 (10,), on the device that computes them."""
+
+    values: torch.Tensor
+
+    def read(self) -> StepSums:
+        """Wait until the device has them, and return them."""
+        found = zip(fields(StepSums), self.values.tolist(), strict=True)
+        return StepSums(**{one.name: int(value) if isinstance(one.default, int) else value for one, value in found})
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """Where in a whole tensor of this shape a rank's part begins, and whether this rank is the one that saves it.
 
@@ -118,8 +130,11 @@ class Backend(Stateful, Protocol):
     def sums_gradients(self) -> bool:
         """Whether `gradients` are sums over all ranks already."""
 
-    def accumulate(self, rows: Rows, total_tokens: int) -> StepSums:
-        """Add the gradient of this micro-batch's loss sum / `total_tokens`; return its sums."""
+    def accumulate(self, rows: Rows, total_tokens: int) -> DeviceSums:
+        """Add the gradient of this micro-batch's loss sum / `total_tokens`; return its sums.
+
+        A GPU may still be at it. Sums that are read before the next micro-batch is given keep the GPU waiting for it.
+        """
 
     def logprobs(self, rows: Rows, *, reference: bool = False) -> list[torch.Tensor]:
         """Return per sample the log-probabilities of its response (response_i), without gradient.

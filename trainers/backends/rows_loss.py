@@ -1,6 +1,7 @@
 """The loss of a micro-batch from its tokens' scores, and the sums that a backend reports of it."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import torch
 
@@ -9,10 +10,8 @@ from asyncrl.trainers.backends.packing import moved
 from asyncrl.trainers.backends.responses import token_values
 from asyncrl.trainers.loss.objective import Clip, Proximal, Reference, TokenSums, policy_loss_sums
 
-_SUMS = ("ratio", "clipped", "kl", "tokens", "weight", "used_weight", "truncated", "reference_kl")
-_COUNTS = {"clipped", "tokens", "truncated"}
-SUMS = 2 + len(_SUMS)
-"""How many elements `sums_tensor` returns."""
+SUMS = len(fields(StepSums))
+"""How many elements `device_sums` returns."""
 
 
 def rows_loss(
@@ -49,13 +48,8 @@ def rows_loss(
     )
 
 
-def sums_tensor(loss: torch.Tensor, sums: TokenSums, entropies: torch.Tensor) -> torch.Tensor:
-    """Return in one tensor, in float64, what `step_sums` reads: each copy from a device waits for it."""
-    of_device = [loss, entropies.sum(), *(getattr(sums, name) for name in _SUMS)]
-    return torch.stack([value.detach().double() for value in of_device])
-
-
-def step_sums(values: torch.Tensor) -> StepSums:
-    """Bring the sums from the device."""
-    found = dict(zip(("loss", "entropy", *_SUMS), values.tolist(), strict=True))
-    return StepSums(**{name: int(value) if name in _COUNTS else value for name, value in found.items()})
+def device_sums(loss: torch.Tensor, sums: TokenSums, entropies: torch.Tensor) -> torch.Tensor:
+    """Return the values of DeviceSums in one tensor: each copy from a device waits for it."""
+    own = {"loss": loss, "entropy": entropies.sum()}
+    values = [own[one.name] if one.name in own else getattr(sums, one.name) for one in fields(StepSums)]
+    return torch.stack([value.detach().double() for value in values])

@@ -15,7 +15,7 @@ from asyncrl.engine.model.routers import Replay
 from asyncrl.engine.records.columns import ROUTED_EXPERTS
 from asyncrl.engine.weights.base import State
 from asyncrl.engine.weights.twins import with_twins, without_twins
-from asyncrl.trainers.backends.base import Rows, StepSums, TrainingState
+from asyncrl.trainers.backends.base import DeviceSums, Rows, TrainingState
 from asyncrl.trainers.backends.chosen import Scores
 from asyncrl.trainers.backends.compiled import compile_layers
 from asyncrl.trainers.backends.layout import Layout, suits_rows
@@ -26,7 +26,7 @@ from asyncrl.trainers.backends.recompute import recompute_layers
 from asyncrl.trainers.backends.replica_state import OPTIMIZER, fill_optimizer, replica_state
 from asyncrl.trainers.backends.responses import wanted_of
 from asyncrl.trainers.backends.router_replay import Routing, without_experts
-from asyncrl.trainers.backends.rows_loss import rows_loss, step_sums, sums_tensor
+from asyncrl.trainers.backends.rows_loss import device_sums, rows_loss
 from asyncrl.trainers.backends.sharded import ShardedTokens, Shards
 from asyncrl.trainers.backends.sharing import SharedPrompts, can_share
 from asyncrl.trainers.backends.torch_settings import TorchSettings
@@ -101,7 +101,7 @@ class TorchBackend:
         )
         fill_optimizer(self._optimizer)
 
-    def accumulate(self, rows: Rows, total_tokens: int) -> StepSums:
+    def accumulate(self, rows: Rows, total_tokens: int) -> DeviceSums:
         settings = self._settings
         layout = self._shared(rows) or self._layout(rows.tokens, rows.pad_to, rows.extras)
         counts = layout.responses(rows.prompt_tokens)
@@ -120,7 +120,7 @@ class TorchBackend:
         loss = sums.loss / max(total_tokens, 1)
         self._sum_gradients(last=rows.last)
         loss.backward()  # type: ignore[no-untyped-call]
-        return step_sums(sums_tensor(loss, sums, scores.entropies))
+        return DeviceSums(device_sums(loss, sums, scores.entropies))
 
     @torch.no_grad()
     def logprobs(self, rows: Rows, *, reference: bool = False) -> list[torch.Tensor]:

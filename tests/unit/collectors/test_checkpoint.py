@@ -56,7 +56,7 @@ def test_a_checkpoint_generates_and_trains_on_policy(llama_checkpoint: Path, run
                 [0] * 8,
                 filler=False,
             )
-            sums = backend.accumulate(rows, 1)
+            sums = backend.accumulate(rows, 1).read()
             assert sums.ratio / sums.tokens == pytest.approx(1.0, abs=1e-5)
             assert backend.apply(backend.gradients(), learning_rate=0.1) > 0
             sent = InProcess().send(backend.state())

@@ -99,7 +99,7 @@ def test_the_ratio_to_a_generator_with_the_merged_weights_is_1(small_llama: Any,
     generator.load_state_dict(backend.state())
     rows = rows_of([])
     sampled = make_backend(generator).logprobs(rows)
-    sums = backend.accumulate(replace(rows, logprobs=sampled), 5)
+    sums = backend.accumulate(replace(rows, logprobs=sampled), 5).read()
     assert sums.ratio / sums.tokens == pytest.approx(1.0, abs=1e-5)
     assert (sums.tokens, sums.clipped) == (5, 0)
 

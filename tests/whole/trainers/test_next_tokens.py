@@ -122,7 +122,7 @@ def test_losses_gradients_and_entropies_are_those_of_whole_logits(
     (loss / 20).backward()  # type: ignore[no-untyped-call]
     backend = make_backend(model, packed=packed, chunk=chunk, temperature=0.8)
     assert backend._lean
-    sums, noise = backend.accumulate(rows, 20), NOISE.get(kind, 1e-10)
+    sums, noise = backend.accumulate(rows, 20).read(), NOISE.get(kind, 1e-10)
     assert sums.loss == pytest.approx(float(loss.detach()) / 20, abs=noise)
     assert sums.entropy == pytest.approx(float(entropy.detach()), abs=10 * noise)
     assert sums.tokens == sum(LENGTHS) - sum(PROMPTS) - sum(WITHHELD)
@@ -148,7 +148,7 @@ def test_supervised_steps_and_the_reference_take_the_same_way(make_backend: Make
     torch.testing.assert_close(torch.cat(frozen), logprobs.detach(), rtol=0, atol=1e-10)
     away = [there - here for there, here in zip(frozen, backend.logprobs(rows), strict=True)]
     k3 = sum(float((gap.exp() - 1 - gap)[skip:].sum()) for gap, skip in zip(away, WITHHELD, strict=True))
-    sums = backend.accumulate(replace(rows, reference_logprobs=frozen), 20)
+    sums = backend.accumulate(replace(rows, reference_logprobs=frozen), 20).read()
     assert sums.reference_kl == pytest.approx(k3, abs=1e-10)
 
 
@@ -206,7 +206,7 @@ def test_logits_that_are_changed_after_the_head_are_taken_whole(make_backend: Ma
     backend = make_backend(model, chunk=3)
     loss, entropy, _ = expected(twin, rows, 1.0)
     loss.backward()  # type: ignore[no-untyped-call]
-    sums = backend.accumulate(rows, 1)
+    sums = backend.accumulate(rows, 1).read()
     assert (sums.loss, sums.entropy) == pytest.approx((float(loss.detach()), float(entropy.detach())), abs=1e-10)
     torch.testing.assert_close(backend.gradients(), flat_gradient(twin), rtol=0, atol=1e-10)
 

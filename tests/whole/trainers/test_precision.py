@@ -94,5 +94,5 @@ def test_the_trainer_is_near_a_generator_of_rounded_weights(small_llama: Any, ma
     tokens = [torch.tensor([5, 7, *completion.token_ids]) for completion in found]
     rows = Rows(tokens, sampled, [2] * 24, [1.0] * 24, [0] * 24, filler=False)
     torch.testing.assert_close(torch.cat(backend.logprobs(rows)), torch.cat(sampled), rtol=0, atol=ROUNDING)
-    sums = backend.accumulate(rows, 1)
+    sums = backend.accumulate(rows, 1).read()
     assert sums.ratio / sums.tokens == pytest.approx(1.0, abs=ROUNDING / 4)

@@ -101,7 +101,7 @@ def test_log_probabilities_and_gradients_are_those_of_each_sample_alone(kind: st
             lambda _m, _a, given, seen=passes: seen.append(given["input_ids"].shape), with_kwargs=True
         )
         logprobs = backend.logprobs(rows_of(tokens, prompts))
-        sums = backend.accumulate(rows_of(tokens, prompts), 20)
+        sums = backend.accumulate(rows_of(tokens, prompts), 20).read()
         assert passes == [((3, 23) if shared else (12, 15))] * 2
         found[shared] = (torch.cat(logprobs), backend.gradients(), sums)
     torch.testing.assert_close(found[True][0], found[False][0], rtol=0, atol=1e-11)

@@ -27,7 +27,7 @@ from asyncrl.engine.records.keys import sample_keys
 from asyncrl.engine.records.work import RankResult, SampleWork
 from asyncrl.engine.testing.simulation import simulated_config
 from asyncrl.engine.weights.base import InProcess
-from asyncrl.trainers.backends.base import Rows, StepSums
+from asyncrl.trainers.backends.base import DeviceSums, Rows
 from asyncrl.trainers.parallel import Parallel
 from asyncrl.trainers.rank import RankSettings, TrainerRank
 from asyncrl.trainers.reducer import Meeting
@@ -307,7 +307,7 @@ def test_the_error_of_any_sibling_ends_the_step(
     failing: int, causal_mean: Any, varied: Any, make_backend: Callable[..., Any]
 ) -> None:
     class Fails(CountingBackend):
-        def accumulate(self, rows: Rows, total_tokens: int) -> StepSums:
+        def accumulate(self, rows: Rows, total_tokens: int) -> DeviceSums:
             raise AsyncRLError("no memory is left")
 
     made: list[Any] = []

@@ -3,14 +3,14 @@
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
 import torch
 
 from asyncrl.engine.records.columns import REFERENCE_LOGPROBS, TRAINER_LOGPROBS
-from asyncrl.trainers.backends.base import Rows, StepSums
+from asyncrl.trainers.backends.base import DeviceSums, Rows, StepSums
 from asyncrl.trainers.backends.torch_backend import TorchBackend
 from asyncrl.trainers.backends.torch_settings import TorchSettings
 from asyncrl.trainers.loss.objective import Clip
@@ -204,14 +204,14 @@ class Numbering(TorchBackend):
         sizes = zip(rows.tokens, rows.prompt_tokens, strict=True)
         return [torch.full((len(ids) - n,), float(ids[0]) + 100 * reference, dtype=torch.float64) for ids, n in sizes]
 
-    def accumulate(self, rows: Rows, total_tokens: int) -> StepSums:
+    def accumulate(self, rows: Rows, total_tokens: int) -> DeviceSums:
         assert rows.proximal_logprobs is not None
         assert rows.reference_logprobs is not None
         for ids, old, frozen in zip(rows.tokens, rows.proximal_logprobs, rows.reference_logprobs, strict=True):
             assert set(old.tolist()) == {float(ids[0])}
             assert set(frozen.tolist()) == {float(ids[0]) + 100}
         tokens = 0 if rows.filler else sum(len(ids) for ids in rows.tokens) - sum(rows.prompt_tokens)
-        return StepSums(tokens=tokens)
+        return DeviceSums(torch.tensor(astuple(StepSums(tokens=tokens)), dtype=torch.float64))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

@@ -76,7 +76,7 @@ def test_a_filler_runs_and_adds_nothing(causal_mean: Any, make_backend: Make) ->
     causal_mean.register_forward_hook(lambda *_: calls.append(1))
     rows = Rows([torch.tensor([1, 2, 3])], [torch.tensor([float("-inf"), -1.0])], [1], [5.0], [0], filler=True)
     backend = make_backend(causal_mean)
-    sums = backend.accumulate(rows, 10)
+    sums = backend.accumulate(rows, 10).read()
     assert (sums.loss, sums.ratio, sums.clipped, sums.kl, sums.tokens) == (0, 0, 0, 0, 0)
     assert float(backend.gradients().abs().max()) == 0
     assert calls == [1]
@@ -123,9 +123,9 @@ def test_the_trainer_agrees_with_the_generator_on_every_token(make_backend: Make
     # One sample at a time, so that errors of both signs cannot cancel over a batch: KL's k3 is gap² / 2.
     for i in range(len(samples)):
         row = Rows([rows.tokens[i]], [rows.logprobs[i]], [rows.prompt_tokens[i]], [1.0], [0], filler=False)
-        alone = make_backend(model, temperature=temperature).accumulate(row, 1)
+        alone = make_backend(model, temperature=temperature).accumulate(row, 1).read()
         assert alone.ratio / alone.tokens == pytest.approx(1.0, abs=1e-5)
-    sums = make_backend(model, temperature=temperature).accumulate(rows, 1)
+    sums = make_backend(model, temperature=temperature).accumulate(rows, 1).read()
     assert sums.tokens == sum(len(completion.token_ids) for _, completion in samples)
     assert sums.ratio / sums.tokens == pytest.approx(1.0, abs=1e-5)
     assert sums.kl / sums.tokens == pytest.approx(0.0, abs=1e-6)

@@ -11,7 +11,7 @@ from asyncrl.engine.errors import AsyncRLError
 from asyncrl.engine.records.columns import ROUTED_EXPERTS
 from asyncrl.engine.weights.base import State
 from asyncrl.engine.weights.twins import with_twins
-from asyncrl.trainers.backends.base import Rows, StepSums, TrainingState
+from asyncrl.trainers.backends.base import DeviceSums, Rows, TrainingState
 from asyncrl.trainers.backends.chosen import Scores
 from asyncrl.trainers.backends.layout import Layout, suits_rows
 from asyncrl.trainers.backends.megatron.architecture import check_model, check_split, routing
@@ -20,7 +20,7 @@ from asyncrl.trainers.backends.megatron.passes import Outcome, Pass
 from asyncrl.trainers.backends.megatron.pieces import in_pieces
 from asyncrl.trainers.backends.megatron.settings import MegatronSettings
 from asyncrl.trainers.backends.packing import has_varlen
-from asyncrl.trainers.backends.rows_loss import SUMS, rows_loss, step_sums, sums_tensor
+from asyncrl.trainers.backends.rows_loss import SUMS, device_sums, rows_loss
 from asyncrl.trainers.backends.trained import trained_flags
 from asyncrl.trainers.rank_state.saved import SavedState
 
@@ -75,7 +75,7 @@ class MegatronBackend:
     def sums_gradients(self) -> bool:
         return True
 
-    def accumulate(self, rows: Rows, total_tokens: int) -> StepSums:
+    def accumulate(self, rows: Rows, total_tokens: int) -> DeviceSums:
         settings = self._settings
 
         def finish(piece: Rows, layout: Layout, hidden: torch.Tensor) -> Outcome:
@@ -91,9 +91,9 @@ class MegatronBackend:
                 reference_kl=settings.reference_kl,
             )
             loss = sums.loss / max(total_tokens, 1)
-            return loss, sums_tensor(loss, sums, scores.entropies)
+            return loss, device_sums(loss, sums, scores.entropies)
 
-        return step_sums(torch.stack(self._run(rows, finish, lambda _: SUMS)).sum(0))
+        return DeviceSums(torch.stack(self._run(rows, finish, lambda _: SUMS)).sum(0))
 
     @torch.no_grad()
     def logprobs(self, rows: Rows, *, reference: bool = False) -> list[torch.Tensor]:
