@@ -7,7 +7,8 @@ waiting ─▶ sit: fill the prompt, once per group ─▶ burst: a few tokens i
 ```
 
 On a GPU one burst is always ahead: the device makes the next tokens while the host takes the last ones. A response
-that ended in the burst before makes nothing in that one.
+that ended in the burst before makes nothing in that one. One whose last tokens are under way, because its budget ends
+there, leaves its slot to who waits at once: the device fills the next prompt right behind them.
 """
 
 import math
@@ -31,8 +32,12 @@ class _Flight:
     """A burst that the device works on, who sat in which slot when it began, and the version that makes it."""
 
     burst: Burst
+    steps: int
     seated: tuple[Response | None, ...]
     version: int
+
+
+_Read = tuple[_Flight, list[list[int]], list[list[float]]]
 
 
 class Batcher:
@@ -48,6 +53,7 @@ class Batcher:
         self._ahead = ahead
         self._slots = Slots(decoder.slots)
         self._queue = Queue()
+        self._leaving: dict[Response, None] = {}
         self._flights: deque[_Flight] = deque()
         self._cache_number = 0
         self.tokens = 0
@@ -81,7 +87,7 @@ class Batcher:
 
     def end(self, finish: Finish, error: str = "", *, ids: frozenset[str] | None = None, waiting: bool = True) -> None:
         """End responses, all by default, that sit or wait, with what they have."""
-        for response in (*self._slots, *(self._queue.members() if waiting else ())):
+        for response in (*self._slots, *self._leaving, *(self._queue.members() if waiting else ())):
             if ids is None or response.request.id in ids:
                 self._end(response, finish, error)
 
@@ -91,12 +97,13 @@ class Batcher:
 
     async def admit(self, *, begun_only: bool) -> None:
         """Seat who waits, as far as there are slots; with `begun_only`, only members of a batch that sits."""
-        if not self.running:
-            # A burst that was ahead for who has left would change where those end that come now, and with the number of
-            # rows the last bits of an exact batch.
-            await self.catch_up()
-        fresh = []
-        while self._slots.free:
+        fresh: list[Response] = []
+        spent = [] if begun_only else self._spent()
+        while self._slots.free or spent:
+            if not self._slots.free:
+                if not self._queue.mixes:
+                    break
+                self._leave_early(spent.pop())
             response = self._queue.next(slots_empty=self._slots.free == self._decoder.slots, begun_only=begun_only)
             if response is None:
                 break
@@ -112,23 +119,28 @@ class Batcher:
 
         None begins if those under way make all that is left.
         """
-        left = max(response.sampling.max_new_tokens - response.made for response in self._slots)
-        steps = min(self._settings.burst, left - len(self._flights) * self._settings.burst)
+        steps = min(self._settings.burst, max(map(_left, self._slots)))
         seated = self._slots.seated
         positions = self._positions()
         filtered = any(_filters(response) for response in self._slots)
 
-        def work() -> tuple[_Flight, list[list[int]], list[list[float]]] | None:
+        for response in self._slots:
+            response.under_way += max(0, steps)
+        # If this is the last burst of all who sit, nothing is taken before who waits sits down: the device is to have
+        # their prompts by the time that it has made this.
+        ahead = self._ahead + (self._ahead > 0 and self._queue.mixes and len(self._spent()) == self.running)
+
+        def work() -> list[_Read]:
             if steps > 0:
                 burst = self._decoder.burst(len(seated), positions, steps=steps, filtered=filtered)
-                self._flights.append(_Flight(burst, seated, version))
-                if len(self._flights) <= self._ahead:
-                    return None
-            return self._read()
+                self._flights.append(_Flight(burst, steps, seated, version))
+            read = [] if steps > 0 else [self._read()]
+            while len(self._flights) > ahead:
+                read.append(self._read())
+            return read
 
-        read = await self._blocking(work)
-        if read is not None:
-            self._take(*read)
+        for one in await self._blocking(work):
+            self._take(*one)
 
     async def catch_up(self) -> None:
         """Take every burst that has begun: then no forward pass runs."""
@@ -136,7 +148,7 @@ class Batcher:
             self._take(*await self._blocking(self._read))
 
     def drop_flights(self) -> None:
-        """Forget bursts that have begun."""
+        """Forget bursts that have begun; who has a part in them must then end."""
         self._flights.clear()
 
     def forget(self) -> None:
@@ -161,6 +173,17 @@ class Batcher:
     async def come_back(self) -> None:
         """Bring weights and cache back to the device."""
         await self._blocking(self._decoder.come_back)
+
+    def _spent(self) -> list[Response]:
+        """Return who makes all that is left of it in bursts under way, and may leave its slot before they are taken."""
+        # What is recorded of experts is read from the slot when a response ends.
+        if self._decoder.records_experts:
+            return []
+        return [response for response in self._slots if _left(response) <= 0]
+
+    def _leave_early(self, response: Response) -> None:
+        self._slots.leave(response)
+        self._leaving[response] = None
 
     async def _seat(self, fresh: Sequence[Response]) -> None:
         """Fill the prompts of those that have just sat down, once per group, and have their rows begin."""
@@ -234,12 +257,16 @@ class Batcher:
 
     def _positions(self) -> int:
         """Return how many positions rows come to use at most until the next burst ends, those under way included."""
-        ahead = self._settings.burst * (len(self._flights) + 1)
+        burst = self._settings.burst
         return max(
-            (min(response.position + ahead, _last_position(response)) + 1 for response in self._slots), default=1
+            (
+                min(response.position + response.under_way + burst, _last_position(response)) + 1
+                for response in self._slots
+            ),
+            default=1,
         )
 
-    def _read(self) -> "tuple[_Flight, list[list[int]], list[list[float]]]":
+    def _read(self) -> _Read:
         flight = self._flights.popleft()
         return flight, *flight.burst.read()
 
@@ -247,9 +274,13 @@ class Batcher:
         for response, made, of_made in zip(flight.seated, tokens, logprobs, strict=True):
             if response is None or response.ended:
                 continue
+            response.under_way -= flight.steps
             count = made.index(-1) if -1 in made else len(made)
             if count:
                 self._add(response, made[:count], of_made[:count], flight.version)
+            if response in self._leaving and not response.under_way:
+                # Nobody would end it: it has no slot.
+                self._end(response, "error", f"its row closed after {response.made} tokens without a reason")
 
     def _add(self, response: Response, tokens: list[int], logprobs: list[float], version: int) -> None:
         odd = None
@@ -279,6 +310,7 @@ class Batcher:
                 response.chose(experts)
         response.end(finish, error)
         self._slots.leave(response)
+        self._leaving.pop(response, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +335,11 @@ def _seat_of(response: Response) -> Seat:
         response.sampling,
         response.request.seed,
     )
+
+
+def _left(response: Response) -> int:
+    """Return how many tokens it may make beyond those under way."""
+    return response.sampling.max_new_tokens - response.made - response.under_way
 
 
 def _last_position(response: Response) -> int:

@@ -96,6 +96,7 @@ class Decoder:
         self._graphs = StepGraphs(self._step, self._rows) if self._graphed else None
         self._run_step: Step = self._graphs or self._step
         self._weights = OffLoad(self._device)
+        self._ends_early = self._device.type != "cuda" and not settings.ahead
 
     @torch.inference_mode()
     def fill(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], *, record: bool = True) -> None:
@@ -173,12 +174,13 @@ class Decoder:
     def burst(self, rows: int, positions: int, *, steps: int, filtered: bool) -> Burst:
         """Make up to `steps` tokens in each of the first `rows` slots, none of which comes to use over `positions`.
 
-        `filtered` says that a row may have top-k, top-p or min-p. On a CPU it ends early when a row has ended.
+        `filtered` says that a row may have top-k, top-p or min-p. On a CPU it ends early when a row has ended, unless a
+        burst is ahead of the one that is taken: which steps are under way must be known then.
         """
         shape = self._fewest_rows(rows), self._window(positions), filtered
         tokens = torch.empty(steps, rows, dtype=torch.int64, device=self._device)
         logprobs = torch.empty(steps, rows, device=self._device)
-        opened = 0 if self._device.type == "cuda" else int(self._rows.open(rows).sum())
+        opened = int(self._rows.open(rows).sum()) if self._ends_early else 0
         for step in range(steps):
             self._run_step(*shape)
             tokens[step], logprobs[step] = self._chosen[:rows], self._logprobs[:rows]

@@ -28,6 +28,8 @@ class Response:
         self.slot = -1
         self.filled_in = -1
         """In which cache its prompt was filled: they are numbered, as weights and resets make the old ones unfit."""
+        self.under_way = 0
+        """How many steps it has in bursts that have begun and were not taken."""
         self._tokens = list(done.token_ids) if done else []
         self._logprobs = list(done.logprobs) if done else []
         self._spans = list(done.spans) if done else []

@@ -99,6 +99,12 @@ class Queue:
         """Return how many responses wait; those that were aborted while they did are not among them."""
         return sum(not response.ended for response in self.members())
 
+    @property
+    def mixes(self) -> bool:
+        """Whether who comes next may sit beside others."""
+        self._drop_ended()
+        return self.batch is None and bool(self._waiting) and isinstance(self._waiting[0], Response)
+
     def put(self, entry: Response | Batch) -> None:
         self._waiting.append(entry)
 

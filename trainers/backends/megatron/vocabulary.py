@@ -39,30 +39,53 @@ class Vocabulary:
         All ranks of the group call, with equal tokens; they get equal scores.
         """
         again = torch.is_grad_enabled() and hidden.shape[0] > chunk
-
-        def run(some: torch.Tensor, few: torch.Tensor) -> Any:
-            return _Chosen.apply(logits_of(some), few, temperature, self)  # type: ignore[no-untyped-call]
-
         # Split, not sliced: the gradient of each slice would be a tensor of all inputs' size.
         parts = zip(torch.split(hidden, chunk), torch.split(tokens, chunk), strict=True)
-        found = [
-            checkpoint(run, *part, use_reentrant=False, preserve_rng_state=False) if again else run(*part)
-            for part in parts
-        ]
+        found = [self._run(logits_of, some, few, temperature, again=again) for some, few in parts]
         logprobs, entropies = zip(*found, strict=True)
         return Scores(torch.cat(logprobs), torch.cat(entropies))
+
+    def _run(
+        self,
+        logits_of: Callable[[torch.Tensor], torch.Tensor],
+        hidden: torch.Tensor,
+        tokens: torch.Tensor,
+        temperature: float,
+        *,
+        again: bool,
+    ) -> Any:
+        """Return log-probabilities and entropies of some positions; `again`: a backward pass computes their logits."""
+        known: list[torch.Tensor] = []
+
+        def run(some: torch.Tensor) -> Any:
+            return _Chosen.apply(logits_of(some), tokens, temperature, self, known)  # type: ignore[no-untyped-call]
+
+        return checkpoint(run, hidden, use_reentrant=False, preserve_rng_state=False) if again else run(hidden)
 
 
 class _Chosen(torch.autograd.Function):
     """log softmax(logits / T) at the tokens, and the entropy, which has no gradient.
 
-    With p the tempered distribution, d logprob / d logits = (1[token] - p) / T, for each rank's columns.
+    With p the tempered distribution, d logprob / d logits = (1[token] - p) / T, for each rank's columns. `known` is
+    empty, or holds log sum exp(logits / T) of the whole vocabulary from a first time: then only the logits are of use.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, tokens: torch.Tensor, temperature: float, part: Vocabulary
+        ctx: Any,
+        logits: torch.Tensor,
+        tokens: torch.Tensor,
+        temperature: float,
+        part: Vocabulary,
+        known: list[torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.temperature, ctx.part = temperature, part
+        if known:
+            ctx.save_for_backward(logits, tokens, known[0])
+            nothing = torch.empty_like(known[0])
+            entropies = torch.empty_like(nothing)
+            ctx.mark_non_differentiable(entropies)
+            return nothing, entropies
         table = logits.float() / temperature
         table[:, max(0, part.size - part.first) :] = _BELOW_ALL
         highest = table.max(-1).values
@@ -74,21 +97,21 @@ class _Chosen(torch.autograd.Function):
         sums = torch.stack([weights.sum(-1), (weights * table).sum(-1), chosen])
         dist.all_reduce(sums, group=part.group)
         whole, weighted, chosen = sums
-        ctx.save_for_backward(logits, tokens, highest + whole.log())
-        ctx.temperature, ctx.part = temperature, part
+        known.append(highest + whole.log())
+        ctx.save_for_backward(logits, tokens, known[0])
         entropies = whole.log() - weighted / whole
         ctx.mark_non_differentiable(entropies)
         return chosen - whole.log(), entropies
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
         logits, tokens, whole = ctx.saved_tensors
         gradient = (gradients[0] / ctx.temperature).unsqueeze(-1)
         table = (logits.float() / ctx.temperature - whole.unsqueeze(-1)).exp_()
         table[:, max(0, ctx.part.size - ctx.part.first) :] = 0.0
         column, here = _columns(tokens, ctx.part.first, table.shape[1])
         table.mul_(-gradient).scatter_add_(-1, column.unsqueeze(-1), gradient * here.unsqueeze(-1))
-        return table.to(logits.dtype), None, None, None
+        return table.to(logits.dtype), None, None, None, None
 
 
 def _columns(tokens: torch.Tensor, first: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:

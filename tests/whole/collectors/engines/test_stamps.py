@@ -113,9 +113,7 @@ async def churn(engine: NativeEngine, model: Stamped, random: Random, cache: Cac
 
 def native(model: Stamped, blocking: Blocking[Any], ahead: int) -> NativeEngine:
     """Return an engine of four rows; with `ahead` 1 a burst is always ahead, as on a GPU."""
-    engine = NativeEngine(model, NativeSettings(4, 64, 2**20, burst=2), blocking=blocking)
-    engine._batcher._ahead = ahead
-    return engine
+    return NativeEngine(model, NativeSettings(4, 64, 2**20, burst=2, ahead=ahead), blocking=blocking)
 
 
 def check_tokens(tokens: Sequence[int], spans: Spans) -> None:
