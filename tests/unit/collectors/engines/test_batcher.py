@@ -79,6 +79,14 @@ def batcher_of(decoder: Rows, *, ahead: int) -> Batcher:
     return Batcher(decoder, settings, text=None, blocking=in_place, ahead=ahead)  # type: ignore[arg-type]
 
 
+def queue_of(decoder: Rows, *limits: int) -> tuple[Batcher, list[Response]]:
+    """Return a batcher with a burst ahead, and responses that wait in it."""
+    batcher, responses = batcher_of(decoder, ahead=1), waiting(*limits)
+    for response in responses:
+        batcher.put(response)
+    return batcher, responses
+
+
 def waiting(*limits: int) -> list[Response]:
     return [Response(Request(str(i), (3, 4), Sampling(limit, stop_ids=(STOP,)), 0)) for i, limit in enumerate(limits)]
 
@@ -146,11 +154,9 @@ def test_no_burst_is_ahead_on_a_cpu() -> None:
 def test_who_waits_sits_down_while_the_last_tokens_of_another_are_under_way() -> None:
     """Else the device waits at the end of each wave of answers for the host to take them and fill the next prompts."""
     decoder = Rows()
-    batcher, responses = batcher_of(decoder, ahead=1), waiting(4, 4, 4, 4)
+    batcher, responses = queue_of(decoder, 4, 4, 4, 4)
 
     async def main() -> None:
-        for response in responses:
-            batcher.put(response)
         await turns(batcher, 2)
         # The second burst is the last one of both. Nothing is taken before who waits sits behind it.
         assert decoder.told == ["seat", "burst", "burst"]
@@ -216,11 +222,9 @@ def test_nobody_leaves_early_for_a_batch_apart_or_with_experts_to_be_read(why: s
 def test_who_has_left_early_can_still_be_ended(how: str) -> None:
     """By an abort, of all or of one, or as the burst with its last tokens is lost: whoever waits for it must hear."""
     decoder = Rows()
-    batcher, responses = batcher_of(decoder, ahead=1), waiting(6, 6, 6)
+    batcher, responses = queue_of(decoder, 6, 6, 6)
 
     async def main() -> None:
-        for response in responses:
-            batcher.put(response)
         await turns(batcher, 3)
         await batcher.admit(begun_only=False)
         (left,) = [response for response in responses[:2] if response.slot < 0]
@@ -247,11 +251,9 @@ def test_who_has_left_early_can_still_be_ended(how: str) -> None:
 def test_where_some_go_on_the_burst_before_is_taken_though_others_leave() -> None:
     """Their tokens may stop them: the longer that is not read, the more is made for nobody."""
     decoder = Rows()
-    batcher, responses = batcher_of(decoder, ahead=1), waiting(4, 12, 4)
+    batcher, responses = queue_of(decoder, 4, 12, 4)
 
     async def main() -> None:
-        for response in responses:
-            batcher.put(response)
         await turns(batcher, 2)
         assert decoder.told == ["seat", "burst", "burst", "read"]
         await turns(batcher, 9)
@@ -264,11 +266,9 @@ def test_where_some_go_on_the_burst_before_is_taken_though_others_leave() -> Non
 def test_who_waits_while_nobody_may_sit_down_keeps_no_tokens_from_being_taken() -> None:
     """A pause lets nobody sit down; what is under way is taken all the same."""
     decoder = Rows()
-    batcher, responses = batcher_of(decoder, ahead=1), waiting(4, 4, 4)
+    batcher, responses = queue_of(decoder, 4, 4, 4)
 
     async def main() -> None:
-        for response in responses:
-            batcher.put(response)
         await turns(batcher, 2)
         while batcher.running:
             await batcher.admit(begun_only=True)
@@ -282,11 +282,9 @@ def test_who_waits_while_nobody_may_sit_down_keeps_no_tokens_from_being_taken() 
 def test_who_left_early_and_lacks_tokens_ends_as_an_error() -> None:
     """Without a slot nobody else would end it, and its group would wait for ever."""
     decoder = Rows()
-    batcher, responses = batcher_of(decoder, ahead=1), waiting(6, 6, 6, 6)
+    batcher, responses = queue_of(decoder, 6, 6, 6, 6)
 
     async def main() -> None:
-        for response in responses:
-            batcher.put(response)
         await turns(batcher, 2)
         decoder.close(0)
         await turns(batcher, 9)
