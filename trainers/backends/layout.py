@@ -7,6 +7,7 @@ so does for padded and packed samples, and what goes to a GPU goes in one piece.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from asyncrl.engine.errors import AsyncRLError
@@ -92,7 +93,7 @@ def suits_rows(tokens: Sequence[torch.Tensor]) -> bool:
 def runs(starts: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Return `counts` integers from each of `starts` on: [2, 10] and [3, 1] give [2, 3, 4, 10]."""
     before = counts.cumsum(0) - counts
-    return torch.arange(int(counts.sum())) + torch.repeat_interleave(starts - before, counts)
+    return torch.from_numpy(np.repeat((starts - before).numpy(), counts.numpy())).add_(torch.arange(int(counts.sum())))
 
 
 def _lengths(tokens: Sequence[torch.Tensor]) -> torch.Tensor:

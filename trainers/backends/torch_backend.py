@@ -26,11 +26,11 @@ from asyncrl.trainers.backends.recompute import recompute_layers
 from asyncrl.trainers.backends.replica_state import OPTIMIZER, fill_optimizer, replica_state
 from asyncrl.trainers.backends.responses import wanted_of
 from asyncrl.trainers.backends.router_replay import Routing, without_experts
-from asyncrl.trainers.backends.rows_loss import device_sums, rows_loss
+from asyncrl.trainers.backends.rows_loss import device_sums, loss_values, rows_loss
 from asyncrl.trainers.backends.sharded import ShardedTokens, Shards
 from asyncrl.trainers.backends.sharing import SharedPrompts, can_share
 from asyncrl.trainers.backends.torch_settings import TorchSettings
-from asyncrl.trainers.backends.trained import trained_flags
+from asyncrl.trainers.backends.trained import trained_flags, where_trained
 from asyncrl.trainers.backends.trained_weights import TrainedWeights, round_weights
 from asyncrl.trainers.rank_state.saved import SavedState
 
@@ -106,13 +106,16 @@ class TorchBackend:
         layout = self._shared(rows) or self._layout(rows.tokens, rows.pad_to, rows.extras)
         counts = layout.responses(rows.prompt_tokens)
         chosen = trained_flags(rows)
-        wanted = wanted_of(layout, rows.prompt_tokens)[:, chosen]
+        wanted = where_trained(wanted_of(layout, rows.prompt_tokens), chosen)
+        # Before the pass: between it and the loss a GPU would wait for them.
+        precise = torch.float64 if self._dtype == torch.float64 else torch.float32
+        values = loss_values(
+            rows, chosen, counts, reference=settings.reference_kl > 0, dtype=precise, device=self._device
+        )
         scores = self._scores(layout, wanted, extras=rows.extras)
         sums = rows_loss(
-            rows,
+            values,
             scores.logprobs,
-            chosen,
-            counts,
             clip=settings.clip,
             importance_cap=settings.importance_cap,
             reference_kl=settings.reference_kl,

@@ -18,6 +18,11 @@ def trained_tokens(tokens: int, withheld: int, generated: str) -> torch.Tensor:
     return flags
 
 
+def where_trained(values: torch.Tensor, flags: torch.Tensor) -> torch.Tensor:
+    """Return the values (…, tokens) where `flags` (tokens) hold: the values themselves where all do, as mostly."""
+    return values if bool(flags.all()) else values[..., flags]
+
+
 def trained_flags(rows: Rows) -> torch.Tensor:
     """Return flags of the tokens of all responses, one after another. A filler has no trained token."""
     generated = rows.generated or [""] * len(rows.tokens)

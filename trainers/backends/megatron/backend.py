@@ -20,7 +20,7 @@ from asyncrl.trainers.backends.megatron.passes import Outcome, Pass
 from asyncrl.trainers.backends.megatron.pieces import in_pieces
 from asyncrl.trainers.backends.megatron.settings import MegatronSettings
 from asyncrl.trainers.backends.packing import has_varlen
-from asyncrl.trainers.backends.rows_loss import SUMS, device_sums, rows_loss
+from asyncrl.trainers.backends.rows_loss import SUMS, device_sums, loss_values, rows_loss
 from asyncrl.trainers.backends.trained import trained_flags
 from asyncrl.trainers.rank_state.saved import SavedState
 
@@ -80,12 +80,19 @@ class MegatronBackend:
 
         def finish(piece: Rows, layout: Layout, hidden: torch.Tensor) -> Outcome:
             chosen = trained_flags(piece)
+            counts = layout.responses(piece.prompt_tokens)
             scores = self._scores(piece, layout, hidden, chosen)
-            sums = rows_loss(
+            values = loss_values(
                 piece,
-                scores.logprobs,
                 chosen,
-                layout.responses(piece.prompt_tokens),
+                counts,
+                reference=settings.reference_kl > 0,
+                dtype=scores.logprobs.dtype,
+                device=scores.logprobs.device,
+            )
+            sums = rows_loss(
+                values,
+                scores.logprobs,
                 clip=settings.clip,
                 importance_cap=settings.importance_cap,
                 reference_kl=settings.reference_kl,
