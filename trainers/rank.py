@@ -116,14 +116,10 @@ class TrainerRank:
                     values = await fed.receive()
                     started = time.perf_counter()
                     rows = replace(rows_of(work, next(micro_batches), values), last=not left)
-                    computed.append(await self._blocking(partial(self._backend.accumulate, rows, update.tokens)))
+                    for found in await self._blocking(partial(self._accumulate, rows, update.tokens, computed)):
+                        sums.add(found)
                     waited_s += started - asked
                     seconds += time.perf_counter() - started
-                started = time.perf_counter()
-                # Not earlier: a GPU that is still at a micro-batch has the next one's work already.
-                for found in await self._blocking(partial(_read, computed)):
-                    sums.add(found)
-                seconds += time.perf_counter() - started
                 version = work.step if number == len(work.parts) else None
                 norms.append(await self._update(learning_rate, version))
         await anyio.sleep(max(0.0, done_at - anyio.current_time()))
@@ -145,6 +141,14 @@ class TrainerRank:
             peak_flops=self._settings.peak_flops,
             traffic=self._new_traffic(),
         )
+
+    def _accumulate(self, rows: Rows, total_tokens: int, computed: list[DeviceSums]) -> list[StepSums]:
+        """Add a micro-batch's gradient, and its sums to those `computed`; return all of them after the last one.
+
+        Not earlier: a GPU that is still at a micro-batch has the next one's work already.
+        """
+        computed.append(self._backend.accumulate(rows, total_tokens))
+        return [one.read() for one in computed] if rows.last else []
 
     def _new_traffic(self) -> Traffic:
         before, self._traffic = self._traffic, self._plane.traffic()
@@ -346,10 +350,6 @@ def rows_of(work: Work, batch: MicroBatch, values: Values) -> Rows:
         extras={name: rows for name, rows in values.items() if name not in known},
         generated=[sample.generated for sample in samples] if any(sample.generated for sample in samples) else None,
     )
-
-
-def _read(computed: Sequence[DeviceSums]) -> list[StepSums]:
-    return [one.read() for one in computed]
 
 
 def _gap(logprobs: torch.Tensor, sampled: torch.Tensor, sample: SampleWork) -> tuple[float, float]:

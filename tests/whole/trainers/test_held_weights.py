@@ -129,8 +129,8 @@ def test_a_copy_waits_for_an_update_that_is_being_applied(causal_mean: Any, make
         rank._blocking = slow
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(rank.train, work(1, updates=1))
-            await anyio.sleep(2.5)  # The sums and the gradients are there; the update is being applied.
+            await anyio.sleep(1.5)  # The gradients are there; the update is being applied.
             assert await rank.hold_weights() == 1
-        assert at == ["begin", "end"] * 4
+        assert at == ["begin", "end"] * 3
 
     run_virtual(main)
