@@ -85,7 +85,7 @@ def build(name: str, device: torch.device) -> Any:
     kind, config, shape = MODELS[name]
     tiny = {**TINY, "num_key_value_heads": 2} if device.type == "cpu" else {}
     torch.manual_seed(0)
-    with device:  # A host draws 1.5 billion random weights in 20 s.
+    with device:  # A host is slow to draw 1.5 billion random weights.
         return kind(config(**{**shape, **tiny})).eval()
 
 
