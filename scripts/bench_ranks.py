@@ -3,7 +3,7 @@
 
     python scripts/bench_ranks.py [--device cpu|cuda] [--model qwen2-1.5b] [--ranks 2] [--repeats 3] [--ways …]
 
-A step is eight micro-batches of samples of 2,048 tokens (256 prompt tokens) and one AdamW update, of a random model in
+A step is `--micro-batches` of samples of 2,048 tokens (256 prompt tokens) and one AdamW update, of a random model in
 bfloat16. Every way has the same global batch. `torch_one`: the PyTorch backend on one GPU, with packed rows, bfloat16
 weights, float32 masters, and layers and a loss that are compiled. `torch_sharded`: the same with the model sharded over
 all ranks by FSDP2; `torch_replicas`: a whole replica per rank, whose gradients the reducer sums. Both divide the
@@ -63,7 +63,7 @@ RATIOS = {
     "replicas_ratio": ("torch_one", "torch_replicas"),
     "tp_ratio": ("megatron_one", "megatron_tp"),
 }
-MICRO_BATCHES, SAMPLE_TOKENS = 8, 2048
+SAMPLE_TOKENS = 2048
 CPU_SCALE = 64
 """By how much samples, prompts and micro-batches are shorter on a CPU."""
 TOLD_LINES = 25
@@ -146,9 +146,9 @@ class Member:
         scale = scale_of(self._device)
         budget = self._options.micro_batch_tokens // scale
         length = SAMPLE_TOKENS // scale
-        lengths = [length] * (MICRO_BATCHES * (budget // length))
+        lengths = [length] * (self._options.micro_batches * (budget // length))
         batch = batch_of(lengths, vocabulary, budget)
-        assert len(batch) == MICRO_BATCHES, f"{len(batch)} micro-batches"
+        assert len(batch) == self._options.micro_batches, f"{len(batch)} micro-batches"
         divides = self._way in ("torch_sharded", "torch_replicas")
         return (batch[self._rank :: self._ranks] if divides else batch), lengths
 
@@ -231,7 +231,7 @@ class Members:
 
     def _start(self, way: str, rank: int, options: argparse.Namespace) -> None:
         command = [sys.executable, __file__, "--member", way, str(rank), self._point.address]
-        for name in ("device", "model", "ranks", "repeats", "micro_batch_tokens", "deadline_s"):
+        for name in ("device", "model", "ranks", "repeats", "micro_batch_tokens", "micro_batches", "deadline_s"):
             command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
         environment = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", **os.environ}
         with self._file(rank, "out").open("wb") as out, self._file(rank, "err").open("wb") as err:
@@ -298,15 +298,18 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--model", choices=sorted(MODELS), default="qwen2-1.5b")
-    parser.add_argument("--ranks", type=int, default=2, help="GPUs, or on a CPU processes; of 1, 2, 4 and 8")
+    parser.add_argument("--ranks", type=int, default=2, help="GPUs, or on a CPU processes")
     parser.add_argument("--repeats", type=int, default=3, help="steps of each way; their median counts")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="these alone; default: all")
     parser.add_argument("--micro-batch-tokens", type=int, default=8192, help="on a GPU; a multiple of 2,048")
+    parser.add_argument("--micro-batches", type=int, default=8, help="per step; a multiple of --ranks")
     parser.add_argument("--deadline-s", type=float, default=600.0, help="for each way, with the start of its processes")
     parser.add_argument("--member", nargs=3, metavar=("WAY", "RANK", "MEETING"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.ranks < 1 or MICRO_BATCHES % options.ranks:
-        parser.error(f"--ranks {options.ranks}: it must divide the {MICRO_BATCHES} micro-batches")
+    if options.ranks < 1:
+        parser.error(f"--ranks {options.ranks}: it must be at least 1")
+    if options.micro_batches < 1 or options.micro_batches % options.ranks:
+        parser.error(f"--micro-batches {options.micro_batches}: it must be a multiple of --ranks {options.ranks}")
     if options.micro_batch_tokens < SAMPLE_TOKENS or options.micro_batch_tokens % SAMPLE_TOKENS:
         parser.error(f"--micro-batch-tokens {options.micro_batch_tokens}: it must be a multiple of {SAMPLE_TOKENS}")
     if options.device == "cuda" and torch.cuda.device_count() < options.ranks:
@@ -330,6 +333,7 @@ def main() -> None:
         "model": options.model,
         "ranks": options.ranks,
         "micro_batch_tokens": options.micro_batch_tokens // scale_of(torch.device(options.device)),
+        "micro_batches": options.micro_batches,
     }
     print(json.dumps({**told, "ways": ways, **ratios(ways)}))
     if any("failed" in found for found in ways.values()):

@@ -65,8 +65,11 @@ class StepGraphs:
 
     def _capture(self, rows: int, window: int, filtered: bool) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
+        # By default it is a stream of the GPU that was first captured on in this process: on another GPU nothing would
+        # be captured.
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         # Weights may be staged meanwhile, by another thread and on another stream: that is none of the capture's.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             self._step(rows, window, filtered)
         self._pool = self._pool or graph.pool()
         return graph

@@ -89,6 +89,11 @@ def sharding_agrees(config: "RunConfig") -> None:
             "be at least 2 and less than ranks (with all of them, sharding is full)"
         )
     if not trainer.is_sharded:
+        if trainer.reshard_after_forward is not None:
+            raise ValueError(
+                f"trainer.reshard_after_forward is {str(trainer.reshard_after_forward).lower()} and trainer.sharding "
+                "none, with which every rank keeps the whole model; it must be null, or sharding full or hybrid"
+            )
         return
     if ranks == 1:
         raise ValueError(f"trainer.sharding is {sharding} and trainer.ranks 1; one rank has nobody to share with")

@@ -27,11 +27,15 @@ class Trainer(Section):
     replicas share a batch."""
     sharding: Literal["none", "full", "hybrid"]
     """With the backend torch, who keeps what. `none`: every rank keeps the whole model. `full`: weights, gradients and
-    moments are cut into one part per rank (FSDP2), and a layer is whole only while it runs. `hybrid`: groups of
+    moments are cut into one part per rank (FSDP2), and layers are gathered where they run. `hybrid`: groups of
     `shard_ranks` ranks keep a model each."""
     shard_ranks: Few | None
     """With `sharding: hybrid`, how many ranks keep a model together, such as those of one host. They are ranks in a
     row: with 2 the ranks 0 and 1, then 2 and 3. It divides `ranks`, and is neither 1 nor all of them."""
+    reshard_after_forward: bool | None
+    """With `sharding`, free each layer after each of its passes, and gather it again for the next one. Off: layers stay
+    whole from the first micro-batch of an update to its last, which is faster and takes the memory of the whole model.
+    null: off where that is a tenth of a GPU's memory or less."""
     tensor_parallel: Few
     """Ranks over which each matrix of a layer is divided. More than 1 needs the backend megatron."""
     pipeline_parallel: Few

@@ -2,9 +2,11 @@
 
     layers ──all-gather──▶ pass of a layer ──▶ freed      the last micro-batch: gradients ──reduce-scatter──▶ parts
 
-Invariant: between two calls of a backend each rank holds its part of every weight, in the type that it came in. All
-ranks run the same passes in the same order, because each layer of a pass waits for all of them.
-Source: PyTorch FSDP (Zhao et al., arXiv 2304.11277); groups of ranks with a replica each are its hybrid sharding.
+Invariant: nothing changes a part while its layer is whole: the last pass before an update frees all layers. All ranks
+run the same passes in the same order, because each layer of a pass waits for all of them.
+Source: PyTorch FSDP (Zhao et al., arXiv 2304.11277); groups of ranks with a replica each are its hybrid sharding. To
+free a layer after each pass is stage 3 of ZeRO (Rajbhandari et al., arXiv 1910.02054), to keep it whole until the
+update is stage 2.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,6 +27,9 @@ from asyncrl.engine.weights.twins import without_twins
 from asyncrl.trainers.backends.base import Place
 from asyncrl.trainers.backends.chosen import Scores
 from asyncrl.trainers.backends.next_tokens import NextTokens
+
+_ROOM_FOR_WHOLE = 0.1
+"""The most of a GPU's memory that whole weights take to stay there of themselves."""
 
 
 class Shards:
@@ -70,17 +75,30 @@ class Shards:
         begin = min(rows, -(-rows // self._ranks) * self._index)
         return Place(tuple(weight.shape), (begin, *(0,) * (weight.ndim - 1)), self._first_replica)
 
-    def split(self, model: Any, scorer: NextTokens, *, low: torch.dtype | None = None) -> "ShardedTokens":
+    def split(
+        self, model: Any, scorer: NextTokens, *, low: torch.dtype | None = None, reshard: bool | None = True
+    ) -> "ShardedTokens":
         """Shard a whole model that is in the host's memory; VersionError if ranks loaded different weights.
 
         With `low` weights are rounded to that type where they become whole, and sums of gradients are in float32.
+        With `reshard` a layer is whole only while it runs, else until the last backward pass before an update; None: it
+        stays whole if every rank has a GPU of which that takes a tenth or less.
         """
-        # Afterwards nobody can tell: each rank would have parts of another model.
-        digests: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(digests, digest(without_twins(model.state_dict())[0]))
-        check_equal({f"rank{rank}": found for rank, found in enumerate(digests)})
+        # Afterwards nobody can tell: each rank would have parts of another model. All of them have to choose alike.
+        mine = digest(without_twins(model.state_dict())[0]), self._has_room(model, low)
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, mine)
+        check_equal({f"rank{rank}": digests for rank, (digests, _) in enumerate(found)})
+        if reshard is None:
+            reshard = not all(has_room for _, has_room in found)
         policy = MixedPrecisionPolicy(low, torch.float32, cast_forward_inputs=False) if low else MixedPrecisionPolicy()
-        return ShardedTokens(model, scorer, mesh=self._mesh, policy=policy)
+        return ShardedTokens(model, scorer, mesh=self._mesh, policy=policy, reshard=reshard)
+
+    def _has_room(self, model: Any, low: torch.dtype | None) -> bool:
+        if self.device.type != "cuda":
+            return False
+        size = sum(p.numel() * (p.element_size() if low is None else low.itemsize) for p in model.parameters())
+        return bool(size <= _ROOM_FOR_WHOLE * torch.cuda.get_device_properties(self.device).total_memory)
 
 
 class _Pass(nn.Module):
@@ -100,12 +118,15 @@ class _Pass(nn.Module):
 class ShardedTokens:
     """Scores next tokens as NextTokens does. Each decoder layer is sharded by itself; the rest is whole together."""
 
-    def __init__(self, model: Any, scorer: NextTokens, *, mesh: Any, policy: MixedPrecisionPolicy) -> None:
+    def __init__(
+        self, model: Any, scorer: NextTokens, *, mesh: Any, policy: MixedPrecisionPolicy, reshard: bool
+    ) -> None:
         names, self._twins = without_twins(model.state_dict())
         self._model = model
+        self._reshards = reshard
         layers = layers_of(model)
         for layer in layers.values():
-            fully_shard(layer, mesh=mesh, mp_policy=policy)
+            fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
         self._root = cast("Any", fully_shard(_Pass(model, scorer), mesh=mesh, mp_policy=policy))
         for module in self._modules():
             # The loss is divided by the tokens of all ranks, so gradients are sums. NCCL's other ways to add them up
@@ -139,14 +160,20 @@ class ShardedTokens:
     ) -> Scores:
         """Return scores as NextTokens does; every rank has to call."""
         scores = Scores(*self._root(ids, index, tokens, arguments))
-        if not torch.is_grad_enabled():
-            # What is not in a layer stays whole for a backward pass, and without one it would be used beyond an update.
+        if self._reshards and not torch.is_grad_enabled():
+            # What is not in a layer stays whole for a backward pass, and there is none.
             self._root.reshard()
         return scores
 
     def sum_gradients(self, *, last: bool) -> None:
         """Say whether the next backward pass sums gradients over ranks: only the last one before an update."""
         self._root.set_requires_gradient_sync(last)
+        self._root.set_reshard_after_backward(last or self._reshards)
+
+    def reshard(self) -> None:
+        """Make the model's weights parts again, where layers are whole."""
+        for module in self._modules():
+            module.reshard()
 
     @torch.no_grad()
     def buckets(self, dtype: torch.dtype) -> Iterator[State]:

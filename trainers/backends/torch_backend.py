@@ -82,8 +82,8 @@ class TorchBackend:
         self._replay = Replay(model) if settings.router_replay else None
         if settings.recompute:  # After the reference was copied, which has no backward pass.
             recompute_layers(model)
-        self._next_tokens = self._scorer(model, low)
-        self._frozen = self._scorer(self._reference, low) if self._reference is not None else None
+        self._next_tokens = self._scorer(model, low, reshard=settings.reshard)
+        self._frozen = self._scorer(self._reference, low, reshard=True) if self._reference is not None else None
         self._weights = TrainedWeights(model, low=low if shards is None else None, offload=settings.offload)
         self.reset_optimizer()
 
@@ -192,6 +192,8 @@ class TorchBackend:
             yield self.state()
 
     def training_state(self) -> TrainingState:
+        if isinstance(self._next_tokens, ShardedTokens):
+            self._next_tokens.reshard()
         return replica_state(
             self._model, self._weights, self._optimizer, self._reference, device=self._device, shards=self._shards
         )
@@ -225,12 +227,14 @@ class TorchBackend:
             round_weights(reference, low)
         return reference
 
-    def _scorer(self, model: Any, low: torch.dtype | None) -> NextTokens | ShardedTokens:
+    def _scorer(
+        self, model: Any, low: torch.dtype | None, *, reshard: bool | None = True
+    ) -> NextTokens | ShardedTokens:
         settings = self._settings
         scorer = NextTokens(
             model, temperature=settings.temperature, lean=self._lean, chunk=settings.chunk, fused=settings.fused
         )
-        return scorer if self._shards is None else self._shards.split(model, scorer, low=low)
+        return scorer if self._shards is None else self._shards.split(model, scorer, low=low, reshard=reshard)
 
     def _sum_gradients(self, *, last: bool) -> None:
         if isinstance(self._next_tokens, ShardedTokens):

@@ -18,8 +18,9 @@ class TorchSettings:
     Logits of `chunk` positions exist at a time; None: as many as suit the device. With `recompute` layers keep their
     inputs alone, and a backward pass computes the rest again. With `router_replay` the policy's routers take the
     experts that rows bring. With `low_weights` the model's weights have the type that it computes in, and their masters
-    keep their own; with `offload` masters and moments are in the host's memory. With `fused`
-    layers and the loss are compiled.
+    keep their own; with `offload` masters and moments are in the host's memory. With `fused` layers and the loss are
+    compiled. With `reshard` a layer of a sharded model is whole only while it runs, else until the update; None: as the
+    GPU's memory has it.
     """
 
     temperature: float
@@ -39,6 +40,7 @@ class TorchSettings:
     low_weights: bool = False
     offload: bool = False
     fused: bool = False
+    reshard: bool | None = None
 
     @classmethod
     def of(cls, config: RunConfig, device: torch.device) -> "TorchSettings":
@@ -60,6 +62,7 @@ class TorchSettings:
             router_replay=trainer.router_replay,
             low_weights=trainer.precision == "bf16_weights",
             offload=trainer.offload_optimizer,
+            reshard=trainer.reshard_after_forward,
             # A router that replays experts reads them from outside of its layer.
             fused=trainer.compile and device.type == "cuda" and not trainer.router_replay,
         )

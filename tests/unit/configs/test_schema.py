@@ -116,6 +116,10 @@ def test_a_head_of_odd_width_is_refused() -> None:
         ({"trainer.sharding": "hybrid", "trainer.shard_ranks": 3}, r"shard_ranks is 3 and trainer\.ranks 4; .* divide"),
         ({"trainer.sharding": "hybrid", "trainer.shard_ranks": 1}, r"shard_ranks is 1 and .* at least 2"),
         ({"trainer.sharding": "hybrid", "trainer.shard_ranks": 4}, r"shard_ranks is 4 and .* sharding is full"),
+        (
+            {"trainer.reshard_after_forward": False},
+            r"reshard_after_forward is false and trainer\.sharding none, .* must be null, or sharding full",
+        ),
         ({"trainer.sharding": "full", "trainer.ranks": 1}, r"is full and trainer\.ranks 1; one rank has nobody"),
         ({"trainer.sharding": "full", "run.runtime": "local"}, r"is full and run\.runtime local, in which all ranks"),
         (
