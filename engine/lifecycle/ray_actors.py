@@ -4,6 +4,7 @@ Each is built in two steps: the constructor loads the model while TransferQueue 
 data plane. Blocking work runs in threads, so that the event loop stays free.
 """
 
+import os
 import pickle
 import sys
 from dataclasses import replace
@@ -140,6 +141,9 @@ class EvaluatorActor(_ActorProcess):
 class RankActor(_ActorProcess):
     def __init__(self, config: RunConfig, index: int, user_path: str | None) -> None:
         super().__init__(config, index, user_path, threads=config.trainer.threads)
+        # Where NVIDIA MPS serves a GPU to several processes, a collector's short kernels go before a rank's long ones.
+        # CUDA reads it when it starts, with the model.
+        os.environ.setdefault("CUDA_MPS_CLIENT_PRIORITY", "1")
         self._model = rank_model(config, index)
         self._device = rank_device(config, index)
 
