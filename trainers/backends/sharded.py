@@ -128,6 +128,10 @@ class ShardedTokens:
         for layer in layers.values():
             fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
         self._root = cast("Any", fully_shard(_Pass(model, scorer), mesh=mesh, mp_policy=policy))
+        for module in model.modules():
+            # torch.compile takes integers of what FSDP manages, such as the size of a head, as unknown. Kernels that
+            # rotate queries and keys then took a twelfth of a step on an H200, and no visible part with known sizes.
+            module._is_fsdp_managed_module = False
         for module in self._modules():
             # The loss is divided by the tokens of all ranks, so gradients are sums. NCCL's other ways to add them up
             # are not gloo's.

@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from asyncrl.engine.records.work import ForwardWork, RankResult, SampleWork, Tra
 from asyncrl.engine.testing.conformance.sharded_rank import VOCABULARY, Found, Task, run, tiny_model
 from asyncrl.engine.testing.simulation import simulated_config
 from asyncrl.trainers.backends.base import Rows
+from asyncrl.trainers.backends.compiled import compile_layers
+from asyncrl.trainers.backends.next_tokens import NextTokens
 from asyncrl.trainers.backends.sharded import Shards
 from asyncrl.trainers.backends.torch_backend import TorchBackend
 from asyncrl.trainers.backends.torch_settings import TorchSettings
@@ -187,8 +190,12 @@ def test_three_steps_of_sharded_ranks_are_those_of_one(
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "settings",
-    [{"offload": True}, {"recompute": True, "packed": True}, {"share_prompts": True, "reshard": False}],
-    ids=["off-load", "recompute", "share-prompts-whole"],
+    [
+        pytest.param({"offload": True}, id="off-load"),
+        pytest.param({"recompute": True, "packed": True}, id="recompute"),
+        pytest.param({"share_prompts": True, "reshard": False}, id="share-prompts-whole"),
+        pytest.param({"fused": True}, id="compiled", marks=pytest.mark.long),
+    ],
 )
 def test_options_of_a_rank_work_with_shards(together: Together, settings: dict[str, Any]) -> None:
     """Two updates per batch, the policy's own log-probabilities, a reference that warms up, an untied head."""
@@ -303,6 +310,26 @@ def test_layers_stay_whole_from_the_first_micro_batch_to_the_last(
         backend.apply(backend.gradients(), learning_rate=0.1)
     backend.logprobs(ROWS)
     assert whole() == {stays}
+
+
+def test_kernels_of_sharded_layers_know_the_size_of_a_head(one_shard: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They know as much as those of a whole model: all but how many rows there are, and of which length."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=keep))
+    model = tiny_model(torch.float32, tied=False)
+    compile_layers(model)
+    tokens = one_shard.split(model, NextTokens(model, temperature=1.0, lean=True, chunk=None, fused=False))
+    with torch.no_grad():
+        tokens.scores(torch.ones((3, 7), dtype=torch.int64), torch.tensor([4]), torch.tensor([1]), {})
+    assert graphs
+    for graph in graphs:
+        given = [node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"]
+        assert sum(isinstance(value, torch.SymInt) for value in given) == 2
 
 
 def test_a_state_has_the_parts_while_layers_are_whole(one_shard: Shards) -> None:
