@@ -1,6 +1,7 @@
 """A profile fitted to a recorded run: it draws recorded values from near the same position in the run.
 
-So a slow phase of the run is slow in all its parts. Rewards and lengths of a group come from a group recorded near its
+So a slow phase of the run is slow in all its parts. What the first step, batch or publish took, in which code is compiled,
+only the first one takes. Rewards and lengths of a group come from a group recorded near its
 version (of the same prompt if there is one). The seconds of a group come from groups that were dispatched together. The
 seconds of a step come from steps with about as many tokens per rank. If groups were finished in batches, one after the
 other, a generator is a queue that serves batches, and a group's own seconds are those after its batch.
@@ -96,7 +97,8 @@ class Fitted:
 
     def batch_seconds(self, rng: np.random.Generator, *, number: int, groups: int) -> float:
         """Draw from recorded batches of about as many groups; for a size that was not seen, the nearest is taken."""
-        return _drawn(rng, _alike(_near(self._batches, (number - 1) * self._collectors), groups))[1]
+        near = _near_but_first(self._batches, (number - 1) * self._collectors, firsts=self._collectors)
+        return _drawn(rng, _alike(near, groups))[1]
 
     def group(self, rng: np.random.Generator, *, prompt: int, version: int, size: int, burst: Burst) -> Rollout:
         near = self._near_version(version)
@@ -112,10 +114,10 @@ class Fitted:
         )
 
     def step_seconds(self, rng: np.random.Generator, *, step: int, tokens_per_rank: float) -> float:
-        return _drawn(rng, _alike(_near(self._steps, step - 1), tokens_per_rank))[1]
+        return _drawn(rng, _alike(_near_but_first(self._steps, step - 1), tokens_per_rank))[1]
 
     def overhead(self, rng: np.random.Generator, kind: str, number: int) -> float:
-        return _drawn(rng, _near(self._overheads[kind], number - 1)) if self._overheads[kind] else 0.0
+        return _drawn(rng, _near_but_first(self._overheads[kind], number - 1)) if self._overheads[kind] else 0.0
 
     def _near_version(self, version: int) -> Sequence[ObservedGroup]:
         """Return all groups of a version, and groups of versions near it up to `NEAR_GROUPS`.
@@ -142,14 +144,23 @@ class Fitted:
         return recorded[burst.place % len(recorded)]
 
 
+def _near_but_first(values: Sequence[Value], number: int, *, firsts: int = 1) -> Sequence[Value]:
+    """Return the first values for one of these, else those of the others that are near."""
+    others = values[firsts:]
+    if number < firsts or not others:
+        return values[:firsts]
+    return _near(others, number - firsts)
+
+
 def _near(values: Sequence[Value], number: int) -> Sequence[Value]:
-    """Return the values around the `number`-th, or the last ones."""
+    """Return the values around the `number`-th, or the last ones; the nearest come first."""
     first = max(0, min(number - NEAR // 2, len(values) - NEAR))
-    return values[first : first + NEAR]
+    places = range(first, min(first + NEAR, len(values)))
+    return [values[place] for place in sorted(places, key=lambda place: abs(place - number))]
 
 
 def _alike(values: Sequence[tuple[float, float]], size: float) -> Sequence[tuple[float, float]]:
-    """Return the values whose size is nearest."""
+    """Return the values whose size is nearest; of those of one size, the first ones."""
     return sorted(values, key=lambda value: abs(value[0] - size))[:ALIKE]
 
 

@@ -40,6 +40,17 @@ def test_a_generator_that_decodes_batches_is_seen_to_be_a_queue(small: Small) ->
     assert not Fitted(run(lambda call: (0.2, 3.0, 1.0, 0.4)[call % 4])).batched
 
 
+def test_a_batch_takes_what_batches_of_its_size_took_near_it(small: Small) -> None:
+    """The first ones, in which code is compiled, say nothing of the last ones."""
+    config = small(rollout__max_staleness=2, run__steps=40, collector__engine="batch")
+    generator = FakeGenerator(seconds=lambda call: 0.5 if call < 60 else 0.25)
+    fitted = Fitted([started(config), *simulate(config, generators=[generator], task=FakeTask(16)).events])
+    assert fitted.batched
+    rng = seeded(0)
+    first, last = ({fitted.batch_seconds(rng, number=at, groups=4) for _ in range(50)} for at in (1, 40))
+    assert (first, last) == ({0.5}, {0.25})
+
+
 def test_a_step_takes_what_steps_of_as_many_tokens_took_near_it(given: Make, small: Small) -> None:
     events, _ = recorded(small(), given("1", "uniform:1,2"))
     fitted = Fitted(events)
