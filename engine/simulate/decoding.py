@@ -66,6 +66,11 @@ def may_be_batched(config: RunConfig) -> bool:
     return config.collector.engine == "batch" or config.run_ahead_groups * config.rollout.group_size >= rows
 
 
+def loads_beside(config: RunConfig) -> bool:
+    """Return whether weights load while an engine decodes; those of the engine `batch` wait until a batch has ended."""
+    return config.collector.engine != "batch"
+
+
 def is_batched(seen: Observed, *, at_once: int) -> bool:
     """Return whether groups finish in the order of their dispatch, those of one decode batch together."""
     return _in_order(seen.groups.values()) > _IN_ORDER and _spread(bursts(seen), at_once) < _SPREAD
@@ -89,11 +94,11 @@ def _spread(granted: Sequence[Sequence[Rollout]], at_once: int) -> float:
     return float(np.median(spreads)) if spreads else 1.0
 
 
-def decode_batches(seen: Observed, *, at_once: int) -> list[DecodeBatch]:
+def decode_batches(seen: Observed, *, at_once: int, beside: bool = False) -> list[DecodeBatch]:
     """Return the decode batches of all generators, in order of their start.
 
-    A free generator takes up to `at_once` of the groups that wait. A batch ends when its first group is put. Weights
-    load between two batches: a publish that was waiting comes before the next batch.
+    A free generator takes up to `at_once` of the groups that wait. A batch ends when its first group is put. Unless
+    weights load `beside`, they do between two batches: a publish that was waiting comes before the next batch.
     """
     waiting: dict[str, list[ObservedGroup]] = defaultdict(list)
     for number in sorted(seen.groups):
@@ -105,7 +110,8 @@ def decode_batches(seen: Observed, *, at_once: int) -> list[DecodeBatch]:
             start = max(free, groups[at].granted_t)
             batch = [group for group in groups[at : at + at_once] if group.granted_t <= start + _TOGETHER_S]
             end = max(start, min(group.put_t for group in batch))
-            start = max([start, *(t for began, t in seen.loads[name] if began < start < t < end)])
+            if not beside:
+                start = max([start, *(t for began, t in seen.loads[name] if began < start < t < end)])
             batches.append(DecodeBatch(name, start, end, tuple(group.number for group in batch)))
             at, free = at + len(batch), end
     return sorted(batches, key=lambda batch: batch.start_t)

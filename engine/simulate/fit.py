@@ -1,10 +1,10 @@
 """A profile fitted to a recorded run: it draws recorded values from near the same position in the run.
 
-So a slow phase of the run is slow in all its parts. What the first step, batch or publish took, in which code is compiled,
-only the first one takes. Rewards and lengths of a group come from a group recorded near its
-version (of the same prompt if there is one). The seconds of a group come from groups that were dispatched together. The
-seconds of a step come from steps with about as many tokens per rank. If groups were finished in batches, one after the
-other, a generator is a queue that serves batches, and a group's own seconds are those after its batch.
+So a slow phase of the run is slow in all its parts. What the first step, batch or publish took, with which code is
+compiled, only the first one takes. Rewards and lengths of a group come from a group recorded near its version (of the
+same prompt if there is one). The seconds of a group come from groups that were dispatched together, and those of a step
+from steps with about as many tokens per rank. If groups were finished in batches, one after the other, a generator is a
+queue that serves batches, and a group's own seconds are those after its batch.
 """
 
 from bisect import bisect_left, bisect_right
@@ -22,6 +22,7 @@ from asyncrl.engine.simulate.decoding import (
     decode_batches,
     groups_at_once,
     is_batched,
+    loads_beside,
     may_be_batched,
     publish_seconds,
 )
@@ -69,7 +70,8 @@ class Fitted:
         self._failed_share = seen.failures / (seen.failures + len(seen.groups))
         at_once = groups_at_once(config)
         self.batched = may_be_batched(config) and is_batched(seen, at_once=at_once)
-        self._batches = self._take_batches_out(seen, at_once) if self.batched else []
+        beside = loads_beside(config)
+        self._batches = self._take_batches_out(seen, at_once, beside=beside) if self.batched else []
         self._first_burst, *later = [[rollout.seconds for rollout in burst] for burst in bursts(seen)]
         self._bursts = later or [self._first_burst]
         self._groups = sorted(seen.groups.values(), key=lambda group: group.version)
@@ -79,11 +81,11 @@ class Fitted:
         self._near: dict[int, Sequence[ObservedGroup]] = {}
 
     @staticmethod
-    def _take_batches_out(seen: Observed, at_once: int) -> list[tuple[float, float]]:
-        """Return decode batches as (groups, seconds), and subtract their time from groups and publishes."""
-        batches = decode_batches(seen, at_once=at_once)
+    def _take_batches_out(seen: Observed, at_once: int, *, beside: bool) -> list[tuple[float, float]]:
+        """Return decode batches as (groups, seconds), and subtract their time from groups, and publishes that wait."""
+        batches = decode_batches(seen, at_once=at_once, beside=beside)
         ends = {number: batch.end_t for batch in batches for number in batch.groups}
-        seen.take_batches_out(ends, publish_seconds(seen, batches))
+        seen.take_batches_out(ends, seen.overheads["publish"] if beside else publish_seconds(seen, batches))
         return [(len(batch.groups), batch.end_t - batch.start_t) for batch in batches]
 
     @property

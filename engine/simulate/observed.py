@@ -132,7 +132,9 @@ class Observed:
                     self._lag_ok_at = event.t
             case Published() if event.version:
                 self.publishes.append((event.t - event.seconds, event.seconds))
-                self.overheads["publish"].append(event.seconds)
+                # Beside generation a part of it is waiting, which a publish without generation has not.
+                work = event.gather_s + event.transfer_s + event.stage_s + event.pause_s
+                self.overheads["publish"].append(min(work or event.seconds, event.seconds))
 
     def _number(self, prompt: int | str) -> int:
         """Return a prompt's id if it is an integer, and a unique negative number if it is a string."""

@@ -12,7 +12,7 @@ from asyncrl.engine.events.log import Fold
 from asyncrl.engine.events.progress import Progress
 from asyncrl.engine.events.types import SCHEMA, RunStarted
 from asyncrl.engine.records.ending import Ending
-from asyncrl.engine.simulate.decoding import groups_at_once
+from asyncrl.engine.simulate.decoding import groups_at_once, loads_beside
 from asyncrl.engine.simulate.profile import Profile
 from asyncrl.engine.simulate.timeline import Timeline
 from asyncrl.engine.simulate.virtual_loop import build_collectors, local_plane, run_controller
@@ -59,6 +59,7 @@ def predict(config: RunConfig, profile: Profile, *, slots: int = 0, folds: Seque
                 seed=seed,
                 slots=slots or _slots(config, batched=profile.batched),
                 in_flight_updates=config.rollout.stale_mode == "tokens",
+                loads_beside=loads_beside(config),
                 sliced=config.cluster.time_slicing is not None,
             )
             for i in range(config.collector.count)

@@ -93,16 +93,26 @@ class SimulatedTask(Task):
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
+    """A group that waits for its decode batch; `begun` is what the generator served when that began, and when."""
+
     request: GroupRequest
     done: anyio.Event = field(default_factory=anyio.Event)
+    begun: "_Begun | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    t: float
+    version: int
+    swaps: int
 
 
 class SimulatedGenerator:
     """Works on up to `slots` groups at once; weights load beside it.
 
-    Where the profile says `batched`, `slots` groups decode as one batch, the next after it, and weights
-    load between two. With `in_flight_updates` weights change within a response; otherwise a response is
-    of the version in force when it began. One that is `sliced` sleeps: groups stand still then, and a batch ends first.
+    Where the profile says `batched`, `slots` groups decode as one batch, the next after it; weights then load between
+    two, unless `loads_beside`. With `in_flight_updates` weights change within a response; otherwise a response is of
+    the version in force when it began. One that is `sliced` sleeps: groups stand still then, and a batch ends first.
     """
 
     def __init__(
@@ -114,6 +124,7 @@ class SimulatedGenerator:
         seed: int,
         slots: int,
         in_flight_updates: bool = False,
+        loads_beside: bool = False,
         sliced: bool = False,
     ) -> None:
         self._index = index
@@ -123,6 +134,7 @@ class SimulatedGenerator:
         self._slots = slots
         self._places = anyio.Semaphore(slots)
         self._in_flight_updates = in_flight_updates
+        self._loads_beside = loads_beside or not profile.batched
         self._waking = Waking() if sliced else None
         self._version = 0
         self._swaps: list[tuple[float, int]] = []
@@ -142,6 +154,7 @@ class SimulatedGenerator:
                 batch = [self._waiting.popleft() for _ in range(min(self._slots, len(self._waiting)))]
                 for waiting in batch:
                     waiting.request.turn(True)
+                    waiting.begun = self._begun()
                 self._batches += 1
                 rng = seeded(self._seed, 17, self._index, self._batches)
                 await anyio.sleep(self._profile.batch_seconds(rng, number=self._batches, groups=len(batch)))
@@ -154,7 +167,7 @@ class SimulatedGenerator:
         if not self._profile.batched:
             async with self._places:
                 request.turn(True)
-                return await self._generate(request, rng, burst)
+                return await self._generate(request, rng, burst, self._begun())
         waiting = _Waiting(request)
         self._waiting.append(waiting)
         self._changed.notify()
@@ -163,21 +176,23 @@ class SimulatedGenerator:
         finally:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
-        return await self._generate(request, rng, burst)
+        assert waiting.begun is not None
+        return await self._generate(request, rng, burst, waiting.begun)
 
-    async def _generate(self, request: GroupRequest, rng: Any, burst: Burst) -> Sequence[Completion]:
-        started, version, swaps = self._now(), self._version, len(self._swaps)
+    async def _generate(self, request: GroupRequest, rng: Any, burst: Burst, begun: _Begun) -> Sequence[Completion]:
+        version = begun.version
         rollout = self._profile.group(
             rng, prompt=request.prompt_ids[0], version=version, size=request.size, burst=burst
         )
         await (anyio.sleep(rollout.seconds) if self._waking is None else self._waking.last(rollout.seconds))
         if rollout.failed:
             raise Unscored("a group that fails")
-        newer = self._swaps[swaps:] if self._in_flight_updates else []
+        newer = self._swaps[begun.swaps :] if self._in_flight_updates else []
+        seconds = self._now() - begun.t
         out = []
         for index, tokens in enumerate(rollout.response_tokens):
             ids = (self._pending.write(rollout, index),) * tokens
-            spans = _spans(version, newer, started=started, seconds=rollout.seconds, tokens=tokens)
+            spans = _spans(version, newer, started=begun.t, seconds=seconds, tokens=tokens)
             out.append(Completion(ids, (-1.0,) * tokens, spans, tokens < request.max_new_tokens))
         return out
 
@@ -193,11 +208,11 @@ class SimulatedGenerator:
 
     async def update_weights(self, version: int, state: State) -> None:
         seconds = overhead(self._profile, "publish", seed=self._seed, number=version) if version else 0.0
-        if self._profile.batched:
+        if self._loads_beside:
+            await anyio.sleep(seconds)
+        else:
             async with self._decoding:
                 await anyio.sleep(seconds)
-        else:
-            await anyio.sleep(seconds)
         self._version = version
         self._swaps.append((self._now(), version))
 
@@ -211,6 +226,9 @@ class SimulatedGenerator:
         assert self._waking is not None
         self._waking.wake()
         self._changed.notify()
+
+    def _begun(self) -> _Begun:
+        return _Begun(self._now(), self._version, len(self._swaps))
 
     def _now(self) -> float:
         return anyio.current_time() if self._waking is None else self._waking.seconds

@@ -64,6 +64,21 @@ def test_a_generator_takes_what_waits_and_loads_weights_between_two_batches(smal
     assert publish_seconds(observed, batches) == [pytest.approx(0.5)]
 
 
+def test_weights_that_load_beside_decoding_take_nothing_of_a_batch(small: Small) -> None:
+    observed = seen(small(), granted(1.0, 0, 1, 2), done(3.0, 0, 1), published(2.0, 3.5), done(5.5, 2))
+    batches = decode_batches(observed, at_once=2, beside=True)
+    assert [(batch.start_t, batch.end_t) for batch in batches] == [(1.0, 3.0), (3.0, 5.5)]
+
+
+def test_a_publish_takes_what_its_parts_take_where_they_are_known(small: Small) -> None:
+    """The rest is waiting, for generation beside."""
+    known: list[AnyEvent] = [
+        PublishStarted(t=2.0, version=1),
+        Published(t=3.5, version=1, seconds=1.5, gather_s=0.125, transfer_s=0.25, stage_s=0.0625, pause_s=0.0625),
+    ]
+    assert seen(small(), known, published(4.0, 5.25)).overheads["publish"] == [0.5, 1.25]
+
+
 def test_weights_that_come_when_nothing_decodes_take_what_they_take(small: Small) -> None:
     observed = seen(small(), granted(1.0, 0), done(3.0, 0), published(4.0, 4.25))
     assert publish_seconds(observed, decode_batches(observed, at_once=2)) == [pytest.approx(0.25)]

@@ -51,6 +51,16 @@ def test_a_batch_takes_what_batches_of_its_size_took_near_it(small: Small) -> No
     assert (first, last) == ({0.5}, {0.25})
 
 
+def test_a_slow_start_is_no_other_batchs(small: Small) -> None:
+    """As where the first one compiles."""
+    config = small(rollout__max_staleness=2, run__steps=40, collector__engine="batch")
+    generator = FakeGenerator(seconds=lambda call: 9.0 if call < 12 else 0.25)
+    fitted = Fitted([started(config), *simulate(config, generators=[generator], task=FakeTask(16)).events])
+    rng = seeded(0)
+    drawn = [{fitted.batch_seconds(rng, number=at, groups=12) for _ in range(50)} for at in (1, 2, 40)]
+    assert drawn == [{9.0}, {0.25}, {0.25}]
+
+
 def test_a_step_takes_what_steps_of_as_many_tokens_took_near_it(given: Make, small: Small) -> None:
     events, _ = recorded(small(), given("1", "uniform:1,2"))
     fitted = Fitted(events)

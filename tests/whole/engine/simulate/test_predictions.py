@@ -1,10 +1,13 @@
 """What a simulation predicts, against what can be worked out by hand; one seed, one result."""
 
 from collections.abc import Callable
+from dataclasses import fields
 
+import numpy as np
 import pytest
 
 from asyncrl.configs import RunConfig
+from asyncrl.engine.events.types import StepEnded
 from asyncrl.engine.simulate.profile import Given
 from asyncrl.engine.simulate.run import predict
 from asyncrl.engine.testing.simulation import Collected
@@ -41,6 +44,30 @@ def test_slow_generators_leave_the_trainer_idle_and_slots_make_them_slower(given
     assert tight["seconds_per_step"] == pytest.approx(2.0, rel=0.05)
     assert free["seconds_per_step"] < 1.2
     assert tight["generators_idle"] < 0.05
+
+
+class Batched(Given):
+    """Decodes whatever waits in one second."""
+
+    @property
+    def batched(self) -> bool:
+        return True
+
+    def batch_seconds(self, rng: np.random.Generator, *, number: int, groups: int) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(("engine", "cycle"), [("native", 1.0), ("batch", 1.25)])
+def test_weights_load_beside_a_decode_batch_or_between_two(
+    given: Make, small: Small, engine: str, cycle: float
+) -> None:
+    """An engine that decodes on while weights load is not held up by a publish."""
+    profile = Batched(**{item.name: getattr(given("0", "0.1", "0.25"), item.name) for item in fields(Given)})
+    config = small(rollout__max_staleness=2, collector__engine=engine, collector__decode_samples=16)
+    collected = Collected()
+    predict(config, profile, folds=[collected])
+    ends = [event.t for event in collected.events if isinstance(event, StepEnded)][10:]
+    assert (ends[-1] - ends[0]) / (len(ends) - 1) == pytest.approx(cycle, rel=0.05)
 
 
 def test_more_generators_with_slots_generate_more(given: Make, small: Small) -> None:
