@@ -4,16 +4,15 @@
     python scripts/bench_cycle.py [--model smollm2-135m|qwen2-1.5b] [--bounds 0 2] [--steps 40] [--set key=value …]
 
 One run on Ray for each of `--bounds` (max_staleness), of a model with random weights and prompts of random words.
-Almost no answer ends early, so every group takes as long. A cycle is from the end of a step to that of the next, and
-figures are medians over the last half of the steps: before, code is compiled. `generation_s` and `training_s` come from
-the run at S = 0, where neither has anything beside it: from the first dispatch of a batch to its last put, and a step's
-own seconds. `over_longer` is a cycle over the larger of the two, `over_sum` over both together. `publish` has the
-seconds of the last publishes by part, the pause of generation, and `link_share`: bytes per second of the transfer over
-those of a plain copy from the first GPU to the second one, where there are two.
+Almost no answer ends early, so every group takes as long. A cycle is from the end of a step to that of the next, the
+mean over the last half of the steps; other figures are medians over it. Before, code is compiled. `generation_s` and
+`training_s` come from the run at S = 0, where neither has anything beside it: from the first dispatch of a batch to
+its last put, and a step's own seconds. `over_longer` is a cycle over the larger of the two, `over_sum` over both
+together. `publish` has the seconds of the last publishes by part, the pause of generation, and `link_share`: bytes per
+second of the transfer over those of a plain copy from the first GPU to the second one, where there are two.
 
-`predicted` is the cycle that `asyncrl simulate` has for each bound from each run's log, over the same steps, and
-`error` is (predicted - recorded) / recorded. `command_error` is that of `seconds_per_step` over whole runs, as the
-commands print it.
+`predicted` is the cycle that `asyncrl simulate` and `asyncrl plan launch` print for each bound from each run's log, and
+`error` is (predicted - recorded) / recorded.
 
 With two GPUs the rank has the first and the collector the second one, by `trainer.device` and `collector.device` auto.
 With CUDA_VISIBLE_DEVICES=0 they share one.
@@ -25,7 +24,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -124,27 +122,11 @@ def recorded(values: Mapping[str, Any], bound: int, folder: Path, more: Sequence
     return list(read_events(folder / "events.jsonl"))
 
 
-class Cycles:
-    """The ends of steps."""
-
-    def __init__(self) -> None:
-        self._ends: list[float] = []
-
-    def apply(self, event: AnyEvent) -> None:
-        if isinstance(event, StepEnded):
-            self._ends.append(event.t)
-
-    def median(self) -> float:
-        """Return the median cycle of the last half of the steps."""
-        lasted = [after - before for before, after in pairwise(self._ends)]
-        return statistics.median(lasted[len(lasted) // 2 :])
-
-
 def cycle_of(events: Sequence[AnyEvent]) -> float:
-    cycles = Cycles()
+    figures = Timeline()
     for event in events:
-        cycles.apply(event)
-    return cycles.median()
+        figures.apply(event)
+    return float(figures.summary()["cycle_seconds"])
 
 
 def alone(events: Sequence[AnyEvent]) -> dict[str, float]:
@@ -210,17 +192,12 @@ def predictions(runs: Mapping[int, Sequence[AnyEvent]]) -> dict[str, Any]:
         profile = Fitted(events)
         for bound, truth in runs.items():
             values = [*Recording(events).values(), Override("rollout.max_staleness", bound, "bench")]
-            cycles, figures = Cycles(), Timeline()
-            guess = predict(load("default", values).config, profile, folds=[cycles])
-            for event in truth:
-                figures.apply(event)
-            whole = figures.summary()["seconds_per_step"]
+            guess = predict(load("default", values).config, profile).figures["cycle_seconds"]
             cycle = cycle_of(truth)
             found[f"S={bound} from S={source}"] = {
                 "recorded": round(cycle, 4),
-                "predicted": round(cycles.median(), 4),
-                "error": round(cycles.median() / cycle - 1, 4),
-                "command_error": round(guess.figures["seconds_per_step"] / whole - 1, 4),
+                "predicted": round(guess, 4),
+                "error": round(guess / cycle - 1, 4),
             }
     return found
 

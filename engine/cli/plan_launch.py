@@ -220,9 +220,9 @@ def _expected(config: RunConfig, prediction: Prediction | None) -> Iterator[str]
         return
     ages = ", ".join(f"{age}: {n}" for age, n in figures["ages"].items()) or "-"
     yield f"predicted: mean age {figures['mean_age']:.3g} (versions: samples {ages})"
-    rates = {name: _figure(figures[name]) for name in ("seconds_per_step", "groups_per_second", "tokens_per_second")}
+    rates = {name: _figure(figures[name]) for name in ("cycle_seconds", "groups_per_second", "tokens_per_second")}
     yield (
-        f"predicted: {rates['seconds_per_step']} s per cycle, {rates['groups_per_second']} groups/s, "
+        f"predicted: {rates['cycle_seconds']} s per cycle, {rates['groups_per_second']} groups/s, "
         f"{rates['tokens_per_second']} tokens/s, trainer idle {_figure(figures['trainer_idle'], '.0%')}, "
         f"generators idle {_figure(figures['generators_idle'], '.0%')}"
     )

@@ -15,7 +15,7 @@ COLUMNS: Mapping[str, str] = {
     "mean_age": "mean age",
     "trained_share": "trained share",
     "step_seconds": "s/step",
-    "seconds_per_step": "s/cycle",
+    "cycle_seconds": "s/cycle",
     "groups_per_second": "groups/s",
     "tokens_per_second": "tokens/s",
     "trainer_idle": "trainer idle",

@@ -6,7 +6,8 @@ Time counts from the first dispatch to the end of the last step, in seconds of t
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
+from itertools import pairwise
+from statistics import mean, median
 from typing import Any
 
 from asyncrl.engine.events.length_bias import LengthBias
@@ -58,6 +59,7 @@ class Timeline:
         self.fates: Counter[str] = Counter()
         self.lengths = LengthBias()
         self._steps: list[float] = []
+        self._ends: list[float] = []
         self._publishes: list[float] = []
         self._tokens = 0
         self._groups_trained = 0
@@ -106,9 +108,18 @@ class Timeline:
     def _step(self, event: StepEnded) -> None:
         self._trainer.move(-1, event.t)
         self._steps.append(event.seconds)
+        self._ends.append(event.t)
         self._tokens += event.tokens
         self.ages.update({int(age): n for age, n in event.ages.items()})
         self._last = event.t
+
+    def _cycle(self) -> float | None:
+        """Return the mean time from a step's end to the next one's, in the last half of the run; None for one step.
+
+        A run's start, in which models compile, does not count.
+        """
+        cycles = [after - before for before, after in pairwise(self._ends)]
+        return mean(cycles[len(cycles) // 2 :]) if cycles else None
 
     def summary(self) -> dict[str, Any]:
         """Return the figures by name; None for those that need a step, if there was none."""
@@ -121,6 +132,7 @@ class Timeline:
             "steps": steps,
             "seconds": _rounded(seconds),
             "seconds_per_step": _rounded(seconds / steps) if steps else None,
+            "cycle_seconds": _rounded(self._cycle() or seconds) if steps else None,
             "step_seconds": _mean(self._steps),
             "step_seconds_median": _rounded(median(self._steps)) if steps else None,
             "publish_seconds": _mean(self._publishes),

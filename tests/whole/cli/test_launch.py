@@ -346,11 +346,11 @@ def test_from_a_run_at_one_bound_the_cycle_at_another_is_predicted(tmp_path: Pat
     write_log(
         tmp_path / "run.jsonl", [msgspec.structs.replace(event, seq=i) for i, event in enumerate(events, start=1)]
     )
-    truth = predict(there, world).figures["seconds_per_step"]
+    truth = predict(there, world).figures["cycle_seconds"]
     run = ("--from", str(tmp_path / "run.jsonl"))
     said = CliRunner().invoke(app, ["simulate", *run, "--sweep", f"max_staleness={asked}", "--steps", "60", "--json"])
     [figures] = json.loads(said.output)["max_staleness"]
-    assert figures["seconds_per_step"] == pytest.approx(truth, rel=0.15)
+    assert figures["cycle_seconds"] == pytest.approx(truth, rel=0.15)
     said = plan(*run, "--set", f"rollout.max_staleness={asked}")
     [cycle] = re.findall(r"predicted: ([0-9.]+) s per cycle", said.output)
     assert float(cycle) == pytest.approx(truth, rel=0.15), said.output

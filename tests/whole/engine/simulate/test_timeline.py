@@ -1,5 +1,7 @@
 """Figures from events, by hand."""
 
+import pytest
+
 from asyncrl.engine.events.types import (
     AnyEvent,
     Claimed,
@@ -58,3 +60,11 @@ def test_the_median_step_is_not_moved_by_a_slow_first_one() -> None:
     steps[1:2] = step(1, 20.5, 20.0)[1:]
     figures = summary(first, *steps)
     assert (figures["step_seconds_median"], figures["step_seconds"]) == (1.0, 4.8)
+
+
+def test_a_cycle_is_what_steps_take_from_end_to_end_after_the_start() -> None:
+    """Ends at 50, 60, 62, 63, 64.5 and 67: of the cycles 10, 2, 1, 1.5 and 2.5 the last three count."""
+    first = Dispatched(t=0.0, group=0, prompt=0, dataset="d", size=1, collector="c")
+    steps = [event for n, end in enumerate((50.0, 60.0, 62.0, 63.0, 64.5, 67.0), 1) for event in step(n, end, 1.0)]
+    assert summary(first, *steps)["cycle_seconds"] == pytest.approx(5 / 3, abs=1e-5)
+    assert summary(first, *step(1, 50.0, 1.0))["cycle_seconds"] == 50.0
