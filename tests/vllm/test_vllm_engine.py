@@ -10,7 +10,7 @@ import pytest
 
 from asyncrl.collectors.engines.base import Request, Result, Sampling
 from asyncrl.engine.errors import VersionError
-from asyncrl.engine.testing.conformance.engine_contract import CONTRACT, TEACHING, EngineTest, Stream, Trial, near
+from asyncrl.engine.testing.conformance.engine_contract import CONTRACT, TEACHING, EngineTest, Stream, Trial, check_near
 from asyncrl.engine.testing.conformance.engine_trials import serving
 
 from .conftest import MAX_LENGTH, Served, served, trial_of
@@ -108,7 +108,7 @@ def test_an_update_that_does_not_take_is_undone(engine: Served) -> None:
         request = trial.request(12)
         result = await trial.run(request)
         assert result.spans == ((version, 0, 12),)
-        assert near(result.logprobs, trial.teacher(version, request.prompt_ids, result.token_ids, request.sampling))
+        check_near(result.logprobs, trial.teacher(version, request.prompt_ids, result.token_ids, request.sampling))
 
     engine.hold(run)
 
@@ -131,7 +131,7 @@ def test_every_span_names_the_weights_that_made_its_tokens(engine: Served) -> No
         for request, result in results:
             for version, first, end in result.spans:
                 taught = trial.teacher(version, request.prompt_ids, result.token_ids, request.sampling)
-                assert near(result.logprobs[first:end], taught[first:end])
+                check_near(result.logprobs[first:end], taught[first:end])
 
     engine.hold(run)
 

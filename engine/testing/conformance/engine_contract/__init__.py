@@ -16,8 +16,8 @@ from asyncrl.engine.testing.conformance.engine_contract.trial import (
     Stream,
     Teacher,
     Trial,
+    check_near,
     check_result,
-    near,
     reading,
     tiles,
 )
@@ -35,9 +35,9 @@ __all__ = [
     "Stream",
     "Teacher",
     "Trial",
+    "check_near",
     "check_result",
     "model_teacher",
-    "near",
     "reading",
     "tiles",
 ]

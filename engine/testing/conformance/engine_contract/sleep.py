@@ -6,7 +6,7 @@ import anyio
 import anyio.lowlevel
 
 from asyncrl.collectors.engines.base import Cache, Request, Result, SleepingEngine
-from asyncrl.engine.testing.conformance.engine_contract.trial import Stream, Trial, near, reading
+from asyncrl.engine.testing.conformance.engine_contract.trial import Stream, Trial, check_near, reading
 
 _CACHES: tuple[Cache, ...] = ("keep", "recompute")
 
@@ -21,7 +21,7 @@ async def tokens_are_those_without_a_sleep(trial: Trial) -> None:
         assert slept.spans == alone.spans
         if cache == "keep":
             assert slept.logprobs == alone.logprobs
-        assert near(slept.logprobs, alone.logprobs)
+        check_near(slept.logprobs, alone.logprobs)
 
 
 async def nothing_comes_in_sleep_and_what_is_asked_waits(trial: Trial) -> None:
@@ -53,7 +53,7 @@ async def an_update_in_sleep_serves_from_the_wake_on(trial: Trial) -> None:
         request = trial.request(8)
         result = await trial.run(request)
         expected = trial.teacher(old, request.prompt_ids, result.token_ids, request.sampling)
-        assert near(result.logprobs, expected, 1e-2)
+        check_near(result.logprobs, expected, 1e-2)
 
 
 async def an_update_that_fails_in_sleep_leaves_the_old_version(trial: Trial) -> None:

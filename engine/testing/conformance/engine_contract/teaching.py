@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from asyncrl.collectors.engines.base import Request, Result, Sampling
-from asyncrl.engine.testing.conformance.engine_contract.trial import Teacher, Trial, near, reading
+from asyncrl.engine.testing.conformance.engine_contract.trial import Teacher, Trial, check_near, reading
 
 
 def model_teacher(model_of: Callable[[int], Any]) -> Teacher:
@@ -48,7 +48,7 @@ async def logprobs_are_the_teachers_before_and_after_an_update(trial: Trial) -> 
         version = (await trial.engine.stats()).version
         for request in (trial.request(8), trial.request(8, group="shared"), trial.request(8, group="shared")):
             result = await trial.run(request)
-            assert near(result.logprobs, _taught(trial, version, request, result))
+            check_near(result.logprobs, _taught(trial, version, request, result))
         await trial.update()
 
 
@@ -58,7 +58,7 @@ async def logprobs_are_of_the_distribution_that_was_sampled(trial: Trial) -> Non
     for sampling in ({"temperature": 0.7}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.2}):
         request = trial.request(8, **sampling)
         result = await trial.run(request)
-        assert near(result.logprobs, _taught(trial, version, request, result))
+        check_near(result.logprobs, _taught(trial, version, request, result))
 
 
 async def a_partial_that_goes_on_has_the_logprobs_of_each_versions_own(trial: Trial) -> None:
@@ -70,8 +70,8 @@ async def a_partial_that_goes_on_has_the_logprobs_of_each_versions_own(trial: Tr
         result = await trial.run(replace(request, id=f"{request.id} goes on", done=partial))
         (old, _, end), (again, _, _) = result.spans
         assert (again, end) == (new, len(partial.token_ids))
-        assert near(result.logprobs[:end], _taught(trial, old, request, result)[:end])
-        assert near(result.logprobs[end:], _taught(trial, new, request, result)[end:])
+        check_near(result.logprobs[:end], _taught(trial, old, request, result)[:end])
+        check_near(result.logprobs[end:], _taught(trial, new, request, result)[end:])
 
 
 async def with_the_cache_recomputed_new_tokens_are_the_new_versions_own(trial: Trial) -> None:
@@ -80,8 +80,8 @@ async def with_the_cache_recomputed_new_tokens_are_the_new_versions_own(trial: T
     for stream in streams:
         result = stream.results[0]
         (old, _, end), (new, _, _) = result.spans
-        assert near(result.logprobs[:end], _taught(trial, old, stream.request, result)[:end])
-        assert near(result.logprobs[end:], _taught(trial, new, stream.request, result)[end:])
+        check_near(result.logprobs[:end], _taught(trial, old, stream.request, result)[:end])
+        check_near(result.logprobs[end:], _taught(trial, new, stream.request, result)[end:])
 
 
 async def with_the_cache_kept_who_begins_afterwards_sees_nothing_of_the_old(trial: Trial) -> None:
@@ -89,10 +89,10 @@ async def with_the_cache_kept_who_begins_afterwards_sees_nothing_of_the_old(tria
         new = await trial.update(cache="keep")
         request = trial.request(8, group="kept")
         result = await trial.run(request)
-        assert near(result.logprobs, _taught(trial, new, request, result))
+        check_near(result.logprobs, _taught(trial, new, request, result))
     (old, _, end), _ = stream.results[0].spans
     taught = _taught(trial, old, stream.request, stream.results[0])
-    assert near(stream.results[0].logprobs[:end], taught[:end])
+    check_near(stream.results[0].logprobs[:end], taught[:end])
 
 
 def _taught(trial: Trial, version: int, request: Request, result: Result) -> list[float]:

@@ -150,6 +150,10 @@ def tiles(spans: Spans, tokens: int) -> bool:
     )
 
 
-def near(found: Sequence[float], expected: Sequence[float], limit: float = 1e-4) -> bool:
-    """Say whether log-probabilities are those expected, to `limit`."""
-    return len(found) == len(expected) and all(abs(a - b) <= limit for a, b in zip(found, expected, strict=True))
+def check_near(found: Sequence[float], expected: Sequence[float], limit: float = 1e-4) -> None:
+    """Check that log-probabilities are those expected, to `limit`; an error names the first and the worst that differ."""
+    assert len(found) == len(expected), f"{len(found)} log-probabilities, {len(expected)} expected"
+    off = [i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if not abs(a - b) <= limit]
+    worst = max(off, key=lambda i: abs(found[i] - expected[i]), default=0)
+    told = [f"token {i}: {found[i]:.6f}, expected {expected[i]:.6f}" for i in (*off[:1], worst) if off]
+    assert not off, f"{len(off)} of {len(found)} differ by more than {limit:g}; " + "; ".join(told)
