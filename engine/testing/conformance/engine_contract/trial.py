@@ -151,7 +151,7 @@ def tiles(spans: Spans, tokens: int) -> bool:
 
 
 def check_near(found: Sequence[float], expected: Sequence[float], limit: float = 1e-4) -> None:
-    """Check that log-probabilities are those expected, to `limit`; an error names the first and the worst that differ."""
+    """Check that log-probabilities are those expected, to `limit`; an error tells the first and the worst one."""
     assert len(found) == len(expected), f"{len(found)} log-probabilities, {len(expected)} expected"
     off = [i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if not abs(a - b) <= limit]
     worst = max(off, key=lambda i: abs(found[i] - expected[i]), default=0)
