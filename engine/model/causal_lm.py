@@ -6,6 +6,7 @@ import torch
 
 from asyncrl.configs.sections.model import Model
 from asyncrl.engine.model.checkpoint import load_checkpoint, outline
+from asyncrl.engine.model.vector_math import settle_vector_math
 
 
 def build_model(config: Model, *, vocab_size: int, seed: int) -> Any:
@@ -16,6 +17,7 @@ def build_model(config: Model, *, vocab_size: int, seed: int) -> Any:
     """
     if config.path is not None:
         return load_checkpoint(config.path)
+    settle_vector_math()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return _small_llama(config, vocab_size).eval()

@@ -12,6 +12,7 @@ import torch
 
 from asyncrl.engine.errors import ConfigError
 from asyncrl.engine.model.settings import check_small_files, weight_map_files, why_not_loaded
+from asyncrl.engine.model.vector_math import settle_vector_math
 
 SMALL_BYTES = 256 * 2**20
 """A checkpoint of at most so many bytes is loaded by the checks before a run; of a larger one they read headers."""
@@ -64,6 +65,7 @@ def load_checkpoint(path: str) -> Any:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
+    settle_vector_math()
     _outlined(path, weight_files(path))
     try:
         model, info = AutoModelForCausalLM.from_pretrained(

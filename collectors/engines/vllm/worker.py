@@ -1,6 +1,7 @@
 """Inside vLLM's worker processes: weights come from a safetensors file, and are compared with it afterwards.
 
-vLLM imports this module by name, for its `WorkerExtension`; the import registers the weight-transfer backend.
+vLLM imports this module by name, for its `WorkerExtension`, before it makes the model. The import registers the
+weight-transfer backend, and sees to it that the model's tables of rotary positions are exact.
 """
 
 import os
@@ -19,6 +20,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from asyncrl.collectors.engines.weight_check import OpenFiles, differing_modules
+from asyncrl.engine.model.vector_math import settle_vector_math
 
 _BACKEND = "asyncrl_file"
 
@@ -115,3 +117,4 @@ class WorkerExtension:
 
 
 WeightTransferEngineFactory.register_engine(_BACKEND, FileTransfer)
+settle_vector_math()
